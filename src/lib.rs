@@ -1,1 +1,99 @@
+//! Transactional outbox and durable domain events.
+//!
+//! A service changes its own tables and fires an event in one database transaction. What the event owes to each
+//! receiver is written as rows of the same transaction, and a relay delivers it at least once: the obligation
+//! exists if and only if the business change committed.
+//!
+//! ```
+//! use owed::{Event, Failure, MemoryStore, Outbox, Receiver};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize, Event)]
+//! #[event(name = "shop.OrderPlaced")]
+//! struct OrderPlaced { order: i64, email: String }
+//!
+//! async fn send_receipt(event: OrderPlaced) -> Result<(), Failure> {
+//!     println!("to {}: thank you for order {}", event.email, event.order);
+//!     Ok(())
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // With a feature: SqliteStore::connect("sqlite://shop.db"), PostgresStore::connect(url), MysqlStore::connect(url)
+//! let outbox = Outbox::builder(MemoryStore::new())
+//!     .receiver(Receiver::on::<OrderPlaced>("shop.receipt").durable().run(send_receipt))
+//!     .build()?;
+//! let relay = outbox.relay().spawn()?;
+//!
+//! let tx = outbox.begin().await?;
+//! // the service's own statements go here, on the same transaction
+//! tx.fire(OrderPlaced { order: 42, email: "ada@example.org".into() }).dedupe_key("order-42").await?;
+//! tx.commit().await?;
+//!
+//! relay.stop().await;
+//! # Ok(()) }
+//! ```
+//!
+//! # From here
+//!
+//! | to | see |
+//! | --- | --- |
+//! | declare an event | [`Event`] |
+//! | declare who receives it | [`Receiver`], [`state`], [`Handler`] |
+//! | fire it | [`Outbox::begin`], [`Tx::fire`], [`Fired`] |
+//! | deliver it | [`Relay`], [`Failure`], [`DeliveryContext`] |
+//! | test a service | [`testing`] |
+//! | set the numbers | [`Settings`] |
+//! | write a store | [`Store`] |
+//!
+//! # Features
+//!
+//! | feature | what it brings |
+//! | --- | --- |
+//! | `memory` (default) | [`MemoryStore`], for unit tests |
+//! | `sqlite`, `postgres`, `mysql` | the store of that database (`mysql` serves MariaDB as well) |
+//! | `json` | the JSON codec, and any payload as JSON |
+//! | `tls` | TLS to the database |
+//!
+//! # What is promised
+//!
+//! Each durable delivery that committed is run at least once, and what its handler does in the transaction that it
+//! was lent happens exactly once. Work outside of this database may happen twice: when its process dies between
+//! doing it and writing that down. There is no promise of order between deliveries.
 
+
+mod codec;
+mod context;
+mod declare;
+mod error;
+mod event;
+mod fire;
+mod outbox;
+mod relay;
+mod scope;
+mod settings;
+#[cfg(feature = "_sql")]
+mod sql;
+mod task;
+pub mod testing;
+
+#[doc(no_inline)]
+pub use async_trait::async_trait;
+pub use codec::{DecodeError, Value};
+pub use context::DeliveryContext;
+pub use declare::{
+    BoxError, BuildError, DEFAULT_LANE, Declared, Deliver, Failure, Handler, Mistake, Receiver, Refusal, state,
+};
+pub use error::Error;
+pub use event::{AnyEvent, Event, Subject, retention};
+pub use fire::{AfterCommit, Fire, FireAll, Fired, Joined, Savepoint, Transaction, Tx};
+pub use outbox::{Outbox, OutboxBuilder};
+pub use owed_core::{
+    Capabilities, Clock, Codec, DeliveryId, DeliveryQuery, DeliveryRow, EventId, EventQuery, EventRow, ManualClock,
+    Refused, Status, Store, StoreError, Tally, Timestamp, limits,
+};
+pub use owed_macros::Event;
+pub use relay::{Delivered, DeliveryFailure, Pass, Relay, RelayHandle, backoff};
+pub use settings::{Settings, Wake};
+
+#[cfg(feature = "memory")]
+pub use owed_memory::{MemoryStore, MemoryTx};

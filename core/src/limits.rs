@@ -1,6 +1,8 @@
 //! How long a text or a payload may be, checked in one place for every store.
 
-use crate::NewEvent;
+use chrono::Datelike;
+
+use crate::{NewEvent, Timestamp};
 
 /// Event names, receiver keys, lanes, dedupe keys, actor keys and labels, suppression reasons: characters.
 pub const TEXT: usize = 255;
@@ -45,6 +47,14 @@ pub enum Refused {
         /// The value's size in bytes.
         size: usize,
     },
+    /// It is a time that not every database can store.
+    #[error("{what} is {at}, and must be from the year 1000 to the year 9999")]
+    Time {
+        /// Which value.
+        what: &'static str,
+        /// The time.
+        at: Timestamp,
+    },
 }
 
 /// Checks a text that must not be empty.
@@ -73,6 +83,14 @@ pub fn bytes(what: &'static str, size: usize, limit: usize) -> Result<(), Refuse
     if size > limit { Err(Refused::TooLong { what, size, limit, unit: "bytes" }) } else { Ok(()) }
 }
 
+/// Checks a time: the years 1000 to 9999, which every database can store.
+///
+/// # Errors
+/// Before or after that.
+pub fn time(what: &'static str, at: Timestamp) -> Result<(), Refused> {
+    if (1000..=9999).contains(&at.year()) { Ok(()) } else { Err(Refused::Time { what, at }) }
+}
+
 /// Makes any text storable: NULs become U+FFFD, and what is over `limit` characters is cut.
 pub fn storable(text: &str, limit: usize) -> String {
     text.chars().take(limit).map(|c| if c == '\0' { '\u{FFFD}' } else { c }).collect()
@@ -85,6 +103,7 @@ pub fn storable(text: &str, limit: usize) -> String {
 pub fn event(event: &NewEvent) -> Result<(), Refused> {
     text("the event's name", &event.name, TEXT)?;
     bytes("the event's payload", event.payload.len(), PAYLOAD)?;
+    time("the event's occurred_at", event.occurred_at)?;
     if let Some(key) = &event.dedupe_key {
         text("the dedupe key", key, TEXT)?;
     }

@@ -64,6 +64,11 @@ impl Settlement {
         &self.outcome
     }
 
+    /// Gets the claim back from a settlement whose transaction did not commit.
+    pub fn unwritten(self) -> Claim {
+        self.claim
+    }
+
     /// The columns to write, for a settlement made at `now`. Every store writes exactly these, where the row
     /// is still claimed under [`Settlement::key`].
     pub fn columns(&self, now: Timestamp) -> SettlementColumns<'_> {

@@ -1,0 +1,18 @@
+//! Declaring: receivers in their states, handlers, and what is refused when they are put together.
+
+mod failure;
+mod handler;
+mod receiver;
+mod registry;
+pub mod state;
+
+pub(crate) use failure::{Verdict, chain};
+pub use failure::{BoxError, Failure, Refusal};
+pub use handler::{Deliver, Handler};
+pub(crate) use receiver::{DueTime, DurableSpec, Mode, Ran};
+pub use receiver::{Declared, Receiver};
+pub(crate) use registry::Registry;
+pub use registry::{BuildError, Mistake};
+
+/// The lane of every receiver that declared none.
+pub const DEFAULT_LANE: &str = "default";

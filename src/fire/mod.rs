@@ -1,0 +1,11 @@
+//! Firing: transactions, what is written in them, and what runs after their commit.
+
+mod after;
+mod owe;
+mod record;
+mod tx;
+
+pub use after::AfterCommit;
+pub(crate) use after::{After, run_after};
+pub use record::{Fire, FireAll, Fired};
+pub use tx::{Joined, Savepoint, Transaction, Tx};

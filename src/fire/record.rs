@@ -1,0 +1,282 @@
+//! Recording events, in the order that `docs/architecture.md` lists.
+
+use std::{future::IntoFuture, sync::Arc};
+
+use futures::future::BoxFuture;
+use owed_core::{
+    Claim, Claimed, Codec, DeliveryId, DeliveryRow, EventId, EventRow, NewEvent, Recorded, Status, Store,
+    Timestamp, limits, micros,
+};
+use tracing::{Instrument, debug_span};
+use uuid::Uuid;
+
+use super::{After, Tx, owe, tx::Halfway};
+use crate::{
+    codec,
+    context::DeliveryContext,
+    declare::{Declared, Mode, Ran},
+    error::Error,
+    event::{Event, retention},
+    scope::{DEEPEST, Scope},
+};
+
+/// What became of an event that was fired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fired {
+    /// It is recorded, once the transaction commits.
+    Recorded(EventId),
+    /// An event with that dedupe key is recorded already. Nothing was written, no receiver runs, and the
+    /// transaction is usable.
+    Duplicate {
+        /// The earlier event.
+        of: EventId,
+    },
+}
+
+impl Fired {
+    /// The event's id, if this call recorded it.
+    pub fn id(self) -> Option<EventId> {
+        match self {
+            Fired::Recorded(id) => Some(id),
+            Fired::Duplicate { .. } => None,
+        }
+    }
+
+    /// Whether the event had been recorded before.
+    pub fn is_duplicate(self) -> bool {
+        matches!(self, Fired::Duplicate { .. })
+    }
+}
+
+/// An event about to be fired: await it. Made by [`Tx::fire`].
+#[must_use = "nothing is fired until it is awaited"]
+#[derive(Debug)]
+pub struct Fire<'t, S: Store, E> {
+    tx: &'t Tx<S>,
+    event: E,
+    dedupe_key: Option<String>,
+    occurred_at: Option<Timestamp>,
+}
+
+impl<'t, S: Store, E: Event> Fire<'t, S, E> {
+    pub(super) fn new(tx: &'t Tx<S>, event: E) -> Self {
+        Fire { tx, event, dedupe_key: None, occurred_at: None }
+    }
+
+    /// When it happened, in the domain's own time. Default: now.
+    pub fn occurred_at(mut self, at: Timestamp) -> Self {
+        self.occurred_at = Some(at);
+        self
+    }
+}
+
+impl<S: Store, E: Event<Retention: retention::Lasting>> Fire<'_, S, E> {
+    /// Records it only if no event that is still kept has this key, of at most 255 characters. See
+    /// [`Fired::Duplicate`]. Not there for an event that is deleted once consumed, and its key with it.
+    pub fn dedupe_key(mut self, key: impl Into<String>) -> Self {
+        self.dedupe_key = Some(key.into());
+        self
+    }
+}
+
+impl<'t, S: Store, E: Event> IntoFuture for Fire<'t, S, E> {
+    type Output = Result<Fired, Error>;
+    type IntoFuture = BoxFuture<'t, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let span = debug_span!("owed.fire", event = E::NAME, count = 1);
+        let firing = async move {
+            let new = prepare(self.tx, &self.event, self.dedupe_key, self.occurred_at)?;
+            let mut fired = record(self.tx, vec![new]).await?;
+            fired.pop().ok_or_else(|| owed_core::StoreError::failed("recording an event", "no answer").into())
+        };
+        Box::pin(firing.instrument(span))
+    }
+}
+
+/// Events about to be fired: await it. Made by [`Tx::fire_all`].
+#[must_use = "nothing is fired until it is awaited"]
+#[derive(Debug)]
+pub struct FireAll<'t, S: Store, E> {
+    tx: &'t Tx<S>,
+    events: Vec<E>,
+}
+
+impl<'t, S: Store, E: Event> FireAll<'t, S, E> {
+    pub(super) fn new(tx: &'t Tx<S>, events: Vec<E>) -> Self {
+        FireAll { tx, events }
+    }
+}
+
+impl<'t, S: Store, E: Event> IntoFuture for FireAll<'t, S, E> {
+    type Output = Result<Vec<Fired>, Error>;
+    type IntoFuture = BoxFuture<'t, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let span = debug_span!("owed.fire", event = E::NAME, count = self.events.len());
+        let firing = async move {
+            let new: Result<Vec<_>, _> =
+                self.events.iter().map(|event| prepare(self.tx, event, None, None)).collect();
+            record(self.tx, new?).await
+        };
+        Box::pin(firing.instrument(span))
+    }
+}
+
+/// Checks and encodes one event, and works out what it owes. Writes nothing.
+fn prepare<S: Store, E: Event>(
+    tx: &Tx<S>,
+    event: &E,
+    dedupe_key: Option<String>,
+    occurred_at: Option<Timestamp>,
+) -> Result<NewEvent, Error> {
+    let outbox = tx.outbox();
+    if outbox.registry().event(E::NAME).is_none() {
+        return Err(Error::NotDeclared { name: E::NAME, type_name: std::any::type_name::<E>() });
+    }
+    let codec: Codec = outbox.settings().codec;
+    let payload = codec::encode(codec, event).map_err(|source| Error::Encode { name: E::NAME, source })?;
+    let now = outbox.now();
+    let scope = Scope::current();
+    let mut new = NewEvent {
+        name: E::NAME.into(),
+        version: E::VERSION,
+        codec,
+        payload,
+        dedupe_key,
+        occurred_at: micros(occurred_at.unwrap_or(now)),
+        recorded_at: now,
+        actor_key: String::new(),
+        actor_label: String::new(),
+        scope: None,
+        correlation_id: scope.correlation_id.unwrap_or_else(Uuid::now_v7),
+        causation_id: scope.causation_id,
+        suppressed: None,
+        retention: <E::Retention as retention::Retention>::RULE,
+        trace_context: None,
+        deliveries: Vec::new(),
+    };
+    limits::event(&new)?;
+    new.deliveries = owe::deliveries(outbox, &new)?;
+    limits::event(&new)?;
+    Ok(new)
+}
+
+/// Writes the events, then runs their inline receivers and notes what waits for the commit.
+async fn record<S: Store>(tx: &Tx<S>, new: Vec<NewEvent>) -> Result<Vec<Fired>, Error> {
+    if new.is_empty() {
+        return Ok(Vec::new());
+    }
+    let halfway = Halfway::new(tx, "firing an event");
+    let recorded = tx.outbox().store().record(tx.raw(), &new).await?;
+    let mut fired = Vec::with_capacity(new.len());
+    for (new, recorded) in new.into_iter().zip(recorded) {
+        match recorded {
+            Recorded::Duplicate { of } => fired.push(Fired::Duplicate { of }),
+            Recorded::New { event, deliveries } => {
+                fired.push(Fired::Recorded(event));
+                follow(tx, event, &deliveries, new).await?;
+            }
+        }
+    }
+    halfway.ended();
+    Ok(fired)
+}
+
+/// What follows from an event that was written.
+async fn follow<S: Store>(
+    tx: &Tx<S>,
+    id: EventId,
+    deliveries: &[DeliveryId],
+    mut new: NewEvent,
+) -> Result<(), Error> {
+    let outbox = tx.outbox();
+    let name = new.name.clone();
+    let listening = || outbox.registry().listening(&name);
+    let owed = std::mem::take(&mut new.deliveries);
+    let mut after = After { owes: owed.iter().any(|delivery| delivery.claimed_by.is_none()), ..After::default() };
+    let needs_event = owed.iter().any(|delivery| delivery.claimed_by.is_some())
+        || listening().any(|receiver| !matches!(receiver.mode, Mode::Durable(_)));
+    if !needs_event {
+        tx.then(after);
+        return Ok(());
+    }
+    let recorded_at = new.recorded_at;
+    let event = Arc::new(row(id, new));
+    for (delivery, id) in owed.iter().zip(deliveries) {
+        let Some(worker) = &delivery.claimed_by else { continue };
+        after.eager.push(Claimed {
+            claim: Claim::granted(*id, worker.clone(), recorded_at),
+            delivery: DeliveryRow {
+                id: *id,
+                event_id: event.id,
+                receiver_key: delivery.receiver_key.to_string(),
+                target: delivery.target.clone(),
+                status: Status::Claimed,
+                attempts: 0,
+                max_attempts: delivery.max_attempts,
+                available_at: Some(delivery.available_at),
+                due_at: delivery.due_at,
+                claimed_by: Some(worker.to_string()),
+                claimed_at: Some(recorded_at),
+                lapses: 0,
+                last_error: None,
+                completed_at: None,
+                succeeded_at: None,
+            },
+            event: Some(event.clone()),
+        });
+    }
+    for receiver in listening() {
+        match receiver.mode {
+            Mode::Inline => run_inline(tx, receiver, &event).await?,
+            Mode::OnCommit => after.on_commit.push((receiver.clone(), event.clone())),
+            Mode::Durable(_) => {}
+        }
+    }
+    tx.then(after);
+    Ok(())
+}
+
+async fn run_inline<S: Store>(tx: &Tx<S>, receiver: &Declared<S>, event: &Arc<EventRow>) -> Result<(), Error> {
+    let refuse = |source| {
+        tx.poison(format!("the inline receiver {} refused in it", receiver.key));
+        Err(Error::Inline { receiver: receiver.key.to_string(), source })
+    };
+    if Scope::current().depth >= DEEPEST {
+        return refuse(
+            format!("inline receivers have fired events {DEEPEST} deep: they are going in a circle").into(),
+        );
+    }
+    let context = DeliveryContext::of_event(receiver.key.clone(), event);
+    let lent = receiver.takes_tx.then(|| tx.lend());
+    let running = receiver.run(event, context, lent);
+    match Scope::caused_by(event.id, event.correlation_id, running).await {
+        Ran::Succeeded => Ok(()),
+        Ran::Failed { error, .. } => refuse(error),
+        Ran::Undecodable(error) => refuse(error.into()),
+    }
+}
+
+/// The event as it will be read back.
+pub(super) fn row(id: EventId, new: NewEvent) -> EventRow {
+    EventRow {
+        id,
+        name: new.name.to_string(),
+        version: new.version,
+        codec: new.codec.as_str().to_owned(),
+        payload: new.payload,
+        dedupe_key: new.dedupe_key,
+        occurred_at: new.occurred_at,
+        recorded_at: new.recorded_at,
+        actor_key: new.actor_key,
+        actor_label: new.actor_label,
+        scope: new.scope,
+        correlation_id: new.correlation_id,
+        causation_id: new.causation_id,
+        suppressed: new.suppressed,
+        retention: new.retention,
+        trace_context: new.trace_context,
+    }
+}

@@ -1,0 +1,270 @@
+//! The outbox: a store, what was declared, and the settings.
+
+use std::{fmt, sync::Arc};
+
+use owed_core::{Store, StoreError};
+
+use crate::{
+    declare::{BuildError, Declared, Registry},
+    error::Error,
+    event::{Event, Registration},
+    fire::{Joined, Transaction, Tx},
+    relay::{Leases, Pass, Relay, Waker},
+    settings::Settings,
+};
+
+/// Where a service fires its events, and what delivers them. Clones share everything.
+///
+/// ```
+/// use owed::{Event, Failure, MemoryStore, Outbox, Receiver};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize, Event)]
+/// #[event(name = "shop.OrderPlaced")]
+/// struct OrderPlaced { order: i64 }
+///
+/// async fn send_receipt(event: OrderPlaced) -> Result<(), Failure> {
+///     println!("receipt for order {}", event.order);
+///     Ok(())
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let outbox = Outbox::builder(MemoryStore::new())
+///     .receiver(Receiver::on::<OrderPlaced>("shop.receipt").durable().run(send_receipt))
+///     .build()?;
+///
+/// let tx = outbox.begin().await?;
+/// tx.fire(OrderPlaced { order: 42 }).dedupe_key("order-42").await?;
+/// tx.commit().await?;
+///
+/// let delivered = outbox.deliver_pending().await?;
+/// assert_eq!(delivered.succeeded, 1);
+/// # Ok(()) }
+/// ```
+pub struct Outbox<S: Store> {
+    inner: Arc<Inner<S>>,
+}
+
+struct Inner<S: Store> {
+    store: S,
+    registry: Registry<S>,
+    settings: Settings,
+    worker: Arc<str>,
+    leases: Leases<S>,
+    waker: Waker<S>,
+}
+
+impl<S: Store> Clone for Outbox<S> {
+    fn clone(&self) -> Self {
+        Outbox { inner: self.inner.clone() }
+    }
+}
+
+impl<S: Store> fmt::Debug for Outbox<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox").field("worker", &self.inner.worker).finish_non_exhaustive()
+    }
+}
+
+/// Puts an [`Outbox`] together.
+#[must_use = "nothing is declared until `build` is called"]
+pub struct OutboxBuilder<S: Store> {
+    store: S,
+    receivers: Vec<Declared<S>>,
+    events: Vec<Registration>,
+    settings: Settings,
+}
+
+impl<S: Store> fmt::Debug for OutboxBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OutboxBuilder").field("receivers", &self.receivers).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> OutboxBuilder<S> {
+    /// Adds a receiver, and declares the event that it listens on.
+    pub fn receiver(mut self, receiver: Declared<S>) -> Self {
+        self.receivers.push(receiver);
+        self
+    }
+
+    /// Declares an event that no receiver here listens on, so that it can be fired.
+    pub fn event<E: Event>(mut self) -> Self {
+        self.events.push(Registration::of::<E>());
+        self
+    }
+
+    /// Replaces the settings.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Checks everything that was declared. Does no I/O.
+    ///
+    /// # Errors
+    /// With every mistake at once, each naming what it is about.
+    pub fn build(self) -> Result<Outbox<S>, BuildError> {
+        let registry = Registry::build(self.receivers, self.events, &self.settings)?;
+        // Unique to this start of this process: a restart with the same pid is another worker.
+        let worker: Arc<str> = format!("{}-{:016x}", std::process::id(), rand::random::<u64>()).into();
+        let inner = Inner {
+            leases: Leases::new(self.store.clone()),
+            waker: Waker::new(self.store.clone(), &self.settings),
+            store: self.store,
+            registry,
+            settings: self.settings,
+            worker,
+        };
+        Ok(Outbox { inner: Arc::new(inner) })
+    }
+}
+
+impl<S: Store> Outbox<S> {
+    /// Starts an outbox on a store.
+    pub fn builder(store: S) -> OutboxBuilder<S> {
+        OutboxBuilder { store, receivers: Vec::new(), events: Vec::new(), settings: Settings::default() }
+    }
+
+    /// The store beneath.
+    pub fn store(&self) -> &S {
+        &self.inner.store
+    }
+
+    /// The settings that it was built with.
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// Opens a transaction to change the service's own tables in, and to fire from.
+    ///
+    /// # Errors
+    /// If the store can't open one.
+    ///
+    /// # Cancel safety
+    /// Dropped, no transaction stays open.
+    pub async fn begin(&self) -> Result<Transaction<S>, Error> {
+        Ok(Transaction::new(self.clone(), self.store().begin().await?))
+    }
+
+    /// Runs `work` in a transaction: committed if it answers `Ok`, rolled back if it answers an error or is
+    /// dropped.
+    ///
+    /// ```
+    /// # use owed::{Event, MemoryStore, Outbox};
+    /// # use serde::{Deserialize, Serialize};
+    /// # #[derive(Serialize, Deserialize, Event)] struct OrderPlaced { order: i64 }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).event::<OrderPlaced>().build()?;
+    /// let fired = outbox
+    ///     .transaction(async |tx| {
+    ///         // the service's own statements go here, on `tx`
+    ///         tx.fire(OrderPlaced { order: 42 }).await
+    ///     })
+    ///     .await?;
+    /// assert!(fired.id().is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// What `work` answered, or what the store said, turned into the same type.
+    ///
+    /// # Cancel safety
+    /// Dropped while `work` runs, it rolls back. Once the commit has begun, that goes on.
+    pub async fn transaction<T, E>(
+        &self,
+        work: impl AsyncFnOnce(&mut Tx<S>) -> Result<T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        let mut tx = self.begin().await?;
+        match work(&mut tx).await {
+            Ok(value) => {
+                tx.commit().await?;
+                Ok(value)
+            }
+            Err(error) => {
+                tx.rollback().await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Fires from a transaction that the service opened itself, by a savepoint in it.
+    ///
+    /// ```
+    /// # use owed::{Event, MemoryStore, Outbox, Store};
+    /// # use serde::{Deserialize, Serialize};
+    /// # #[derive(Serialize, Deserialize, Event)] struct OrderPlaced { order: i64 }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).event::<OrderPlaced>().build()?;
+    /// # let db = outbox.store().clone();
+    /// let db_tx = db.begin().await?; // with SeaORM: a `DatabaseTransaction`
+    ///
+    /// let joined = outbox.join(&db_tx).await?;
+    /// joined.fire(OrderPlaced { order: 42 }).await?;
+    /// let after = joined.close().await?;
+    ///
+    /// db.commit(db_tx).await?; // with SeaORM: `db_tx.commit()`
+    /// after.committed().await; // on-commit receivers, eager attempts, the wake-up
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the store can't make a savepoint.
+    ///
+    /// # Cancel safety
+    /// Dropped, what was done in the savepoint is undone; the service's transaction stays usable.
+    pub async fn join<'t>(&self, tx: &'t S::Tx) -> Result<Joined<'t, S>, Error> {
+        Ok(Joined::new(self.clone(), self.store().savepoint(tx).await?))
+    }
+
+    /// A relay: the loop that delivers what is owed, until it is told to stop.
+    pub fn relay(&self) -> Relay<S> {
+        Relay::new(self.clone())
+    }
+
+    /// Delivers what is owed now, once, and says how it went. For tests, scripts and cron jobs; a service runs a
+    /// [`relay`](Outbox::relay).
+    pub fn deliver_pending(&self) -> Pass<S> {
+        Pass::new(self.clone())
+    }
+
+    pub(crate) fn registry(&self) -> &Registry<S> {
+        &self.inner.registry
+    }
+
+    pub(crate) fn worker(&self) -> &Arc<str> {
+        &self.inner.worker
+    }
+
+    pub(crate) fn leases(&self) -> &Leases<S> {
+        &self.inner.leases
+    }
+
+    pub(crate) fn waker(&self) -> &Waker<S> {
+        &self.inner.waker
+    }
+
+    /// Waits until no eager attempt of this process is under way any more. For tests, and before a process ends.
+    ///
+    /// # Cancel safety
+    /// Dropped, it only stops waiting.
+    pub async fn idle(&self) {
+        self.inner.leases.idle().await;
+    }
+
+    /// The time by the store's clock.
+    pub fn now(&self) -> owed_core::Timestamp {
+        self.store().now()
+    }
+
+    /// Compares the store's clock with the database's. Relays do it now and then.
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    pub async fn sync_clock(&self) -> Result<(), StoreError> {
+        self.store().sync_clock().await
+    }
+}

@@ -1,0 +1,31 @@
+//! Attempts in the process that fired, right after the commit. The rows were born claimed by it.
+
+use owed_core::{Claimed, Store};
+use tokio::task::JoinSet;
+
+use super::{
+    attempt::{Conclusion, Work, attempt},
+    settler,
+};
+use crate::outbox::Outbox;
+
+/// Starts an attempt and does not wait for it. Whatever this process loses, the relay finds by its lease.
+pub(crate) fn attempt_eagerly<S: Store>(outbox: &Outbox<S>, claimed: Claimed) {
+    let lease = lease_of(outbox, &claimed.delivery.receiver_key);
+    let held = outbox.leases().keep(claimed.claim.key().clone(), lease);
+    let under_way = outbox.leases().eager();
+    let outbox = outbox.clone();
+    tokio::spawn(async move {
+        if let Conclusion::Unsettled(unsettled) = attempt(&outbox, Work { claimed, held }).await {
+            let mut hooks = JoinSet::new();
+            settler::write(&outbox, [*unsettled], &mut hooks).await;
+            while hooks.join_next().await.is_some() {}
+        }
+        drop(under_way);
+    });
+}
+
+pub(super) fn lease_of<S: Store>(outbox: &Outbox<S>, receiver: &str) -> std::time::Duration {
+    let declared = outbox.registry().receiver(receiver).and_then(|receiver| receiver.durable());
+    declared.and_then(|spec| spec.lease).unwrap_or(outbox.settings().lease)
+}
