@@ -3,7 +3,9 @@
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Tokens;
 use quote::quote;
-use syn::{DeriveInput, Error, Expr, ExprCall, ExprLit, ExprPath, Lit, LitInt, LitStr, Path, parse_macro_input};
+use syn::{
+    DeriveInput, Error, Expr, ExprCall, ExprLit, ExprPath, Lit, LitInt, LitStr, Path, parse_macro_input,
+};
 
 /// Makes a serde type an event. See the trait `owed::Event` for its attributes.
 #[proc_macro_derive(Event, attributes(event))]
@@ -120,7 +122,10 @@ fn retention(value: &Expr) -> Result<Tokens, Error> {
             };
             let seconds = count.base10_parse::<i64>()?.checked_mul(unit);
             let Some(seconds) = seconds.filter(|seconds| *seconds > 0) else {
-                return Err(Error::new_spanned(count, "a retention is above zero, and below the end of time"));
+                return Err(Error::new_spanned(
+                    count,
+                    "a retention is above zero, and below the end of time",
+                ));
             };
             Ok(quote!(For<#seconds>))
         }

@@ -42,7 +42,7 @@ pub trait Handler<E, S: Store, V: Verdicts, Args>: Send + Sync + 'static {
 }
 
 #[doc(hidden)]
-pub type Running<V> = BoxFuture<'static, Result<(), Failure<V>>>;
+pub(super) type Running<V> = BoxFuture<'static, Result<(), Failure<V>>>;
 
 fn no_tx<V: Verdicts>() -> Running<V> {
     // The engine opens a transaction for every handler that takes one, so this is a fault of ours; a failed

@@ -2,7 +2,7 @@
 
 use std::{fmt, panic::AssertUnwindSafe, sync::Arc};
 
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use owed_core::{Claimed, EventRow, Store};
 use tracing::{error, warn};
 
@@ -42,16 +42,19 @@ impl<S: Store> After<S> {
     }
 }
 
-pub(crate) async fn run_after<S: Store>(outbox: &Outbox<S>, after: After<S>) {
-    if after.owes {
-        outbox.waker().wake();
-    }
-    for claimed in after.eager {
-        relay::attempt_eagerly(outbox, claimed);
-    }
-    for (receiver, event) in after.on_commit {
-        run_on_commit(outbox, &receiver, &event).await;
-    }
+/// Boxed, since an on-commit receiver may commit a transaction of its own, which comes back here.
+pub(crate) fn run_after<S: Store>(outbox: &Outbox<S>, after: After<S>) -> BoxFuture<'_, ()> {
+    Box::pin(async move {
+        if after.owes {
+            outbox.waker().wake();
+        }
+        for claimed in after.eager {
+            relay::attempt_eagerly(outbox, claimed);
+        }
+        for (receiver, event) in after.on_commit {
+            run_on_commit(outbox, &receiver, &event).await;
+        }
+    })
 }
 
 /// Runs one on-commit receiver. Whatever it does, the others run and nobody who fired sees it.
@@ -62,12 +65,9 @@ async fn run_on_commit<S: Store>(outbox: &Outbox<S>, receiver: &Declared<S>, eve
         let ran = receiver.run(event, context, tx.as_ref().map(|tx| tx.lend())).await;
         match (ran, tx) {
             (Ran::Succeeded, Some(tx)) => tx.commit().await.map(|()| Ran::Succeeded),
-            (ran, _) => Ok(ran),
+            (ran, _) => Ok::<_, Error>(ran),
         }
     };
-    // The commit of a transaction of its own runs the on-commit receivers of what it fired: boxed, since that
-    // is a circle of types.
-    let running: futures::future::BoxFuture<'_, Result<Ran, Error>> = Box::pin(running);
     let ran =
         AssertUnwindSafe(Scope::caused_by(event.id, event.correlation_id, running)).catch_unwind().await;
     let (key, event) = (&*receiver.key, event.id);
