@@ -131,7 +131,9 @@ pub(crate) fn decode_as<T: DeserializeOwned>(row: &EventRow) -> Result<T, Decode
             }
         }
         #[cfg(feature = "json")]
-        Some(Codec::Json) => serde_json::from_slice(&row.payload).map_err(|error| malformed(error.to_string())),
+        Some(Codec::Json) => {
+            serde_json::from_slice(&row.payload).map_err(|error| malformed(error.to_string()))
+        }
         _ => Err(DecodeError::UnknownCodec { event: row.name.clone(), codec: row.codec.clone() }),
     }
 }

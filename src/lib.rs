@@ -60,7 +60,6 @@
 //! was lent happens exactly once. Work outside of this database may happen twice: when its process dies between
 //! doing it and writing that down. There is no promise of order between deliveries.
 
-
 mod codec;
 mod context;
 mod declare;
@@ -81,15 +80,16 @@ pub use async_trait::async_trait;
 pub use codec::{DecodeError, Value};
 pub use context::DeliveryContext;
 pub use declare::{
-    BoxError, BuildError, DEFAULT_LANE, Declared, Deliver, Failure, Handler, Mistake, Receiver, Refusal, state,
+    BoxError, BuildError, DEFAULT_LANE, Declared, Deliver, Failure, Handler, Mistake, Receiver, Refusal,
+    state,
 };
 pub use error::Error;
 pub use event::{AnyEvent, Event, Subject, retention};
 pub use fire::{AfterCommit, Fire, FireAll, Fired, Joined, Savepoint, Transaction, Tx};
 pub use outbox::{Outbox, OutboxBuilder};
 pub use owed_core::{
-    Capabilities, Clock, Codec, DeliveryId, DeliveryQuery, DeliveryRow, EventId, EventQuery, EventRow, ManualClock,
-    Refused, Status, Store, StoreError, Tally, Timestamp, limits,
+    Capabilities, Clock, Codec, DeliveryId, DeliveryQuery, DeliveryRow, EventId, EventQuery, EventRow,
+    ManualClock, Refused, Status, Store, StoreError, Tally, Timestamp, limits,
 };
 pub use owed_macros::Event;
 pub use relay::{Delivered, DeliveryFailure, Pass, Relay, RelayHandle, backoff};
@@ -97,3 +97,12 @@ pub use settings::{Settings, Wake};
 
 #[cfg(feature = "memory")]
 pub use owed_memory::{MemoryStore, MemoryTx};
+
+/// What a [`Store`] speaks: for whoever writes one, or drives one by hand in a test.
+pub mod store {
+    pub use owed_core::{
+        Claim, ClaimKey, ClaimRequest, Claimed, EventRow, Listener, NewDelivery, NewEvent, Outcome,
+        ReceiverLease, Recorded, RetentionRule, SampledClock, Settled, Settlement, SettlementColumns, Signal,
+        micros, row::target_digest,
+    };
+}

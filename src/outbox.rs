@@ -171,10 +171,7 @@ impl<S: Store> Outbox<S> {
     ///
     /// # Cancel safety
     /// Dropped while `work` runs, it rolls back. Once the commit has begun, that goes on.
-    pub async fn transaction<T, E>(
-        &self,
-        work: impl AsyncFnOnce(&mut Tx<S>) -> Result<T, E>,
-    ) -> Result<T, E>
+    pub async fn transaction<T, E>(&self, work: impl AsyncFnOnce(&mut Tx<S>) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error>,
     {

@@ -115,7 +115,10 @@ impl Settings {
             }
         }
         if self.backoff_cap < self.backoff_base {
-            wrong("backoff_cap", format!("is {:?}, below backoff_base, {:?}", self.backoff_cap, self.backoff_base));
+            wrong(
+                "backoff_cap",
+                format!("is {:?}, below backoff_base, {:?}", self.backoff_cap, self.backoff_base),
+            );
         }
         #[cfg(not(feature = "json"))]
         if self.codec == Codec::Json {

@@ -89,7 +89,10 @@ impl Failure<Bounded> {
     /// for receivers that declared one. A delay of zero is an ordinary, counted failure.
     pub fn defer(delay: Duration) -> Self {
         if delay.is_zero() {
-            return Failure::new(Verdict::Counted, "asked to be deferred by nothing: a delay must be above zero");
+            return Failure::new(
+                Verdict::Counted,
+                "asked to be deferred by nothing: a delay must be above zero",
+            );
         }
         Failure::new(Verdict::Defer(delay), format!("asked to be deferred by {delay:?}"))
     }

@@ -6,11 +6,11 @@ mod receiver;
 mod registry;
 pub mod state;
 
-pub(crate) use failure::{Verdict, chain};
 pub use failure::{BoxError, Failure, Refusal};
+pub(crate) use failure::{Verdict, chain};
 pub use handler::{Deliver, Handler};
-pub(crate) use receiver::{DueTime, DurableSpec, Mode, Ran};
 pub use receiver::{Declared, Receiver};
+pub(crate) use receiver::{DueTime, DurableSpec, Mode, Ran};
 pub(crate) use registry::Registry;
 pub use registry::{BuildError, Mistake};
 

@@ -10,8 +10,8 @@ use super::{
     failure::{BoxError, Failure, Verdict},
     handler::Handler,
     state::{
-        AtOnce, Bounded, Due, Durable, Eager, FanOut, Immediate, Inline, OnCommit, One, Plain, Reach, Unbounded,
-        Undecided, Verdicts, When,
+        AtOnce, Bounded, Due, Durable, Eager, FanOut, Immediate, Inline, OnCommit, One, Plain, Reach,
+        Unbounded, Undecided, Verdicts, When,
     },
 };
 use crate::{
@@ -327,7 +327,10 @@ pub struct Declared<S: Store> {
 
 impl<S: Store> fmt::Debug for Declared<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Declared").field("key", &self.key).field("listens", &self.listens).finish_non_exhaustive()
+        f.debug_struct("Declared")
+            .field("key", &self.key)
+            .field("listens", &self.listens)
+            .finish_non_exhaustive()
     }
 }
 
@@ -377,7 +380,12 @@ impl<S: Store> Declared<S> {
 }
 
 trait Run<S: Store>: Send + Sync {
-    fn run(&self, row: &Arc<EventRow>, context: DeliveryContext, tx: Option<Tx<S>>) -> BoxFuture<'static, Ran>;
+    fn run(
+        &self,
+        row: &Arc<EventRow>,
+        context: DeliveryContext,
+        tx: Option<Tx<S>>,
+    ) -> BoxFuture<'static, Ran>;
 }
 
 struct Runner<E, V, A, H> {
@@ -393,7 +401,12 @@ where
     A: 'static,
     H: Handler<E, S, V, A>,
 {
-    fn run(&self, row: &Arc<EventRow>, context: DeliveryContext, tx: Option<Tx<S>>) -> BoxFuture<'static, Ran> {
+    fn run(
+        &self,
+        row: &Arc<EventRow>,
+        context: DeliveryContext,
+        tx: Option<Tx<S>>,
+    ) -> BoxFuture<'static, Ran> {
         let event = match E::of(row) {
             Ok(event) => event,
             Err(error) => return Box::pin(async { Ran::Undecodable(error) }),

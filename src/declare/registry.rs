@@ -51,13 +51,17 @@ pub enum Mistake {
         refused: limits::Refused,
     },
     /// Two receivers share a key.
-    #[error("two receivers are declared under the key {key:?}; delivery rows are found by it, so each needs its own")]
+    #[error(
+        "two receivers are declared under the key {key:?}; delivery rows are found by it, so each needs its own"
+    )]
     SameKey {
         /// The key.
         key: String,
     },
     /// Two types share an event name.
-    #[error("two types are events named {name:?}: {first} and {second}; give one of them another #[event(name = ..)]")]
+    #[error(
+        "two types are events named {name:?}: {first} and {second}; give one of them another #[event(name = ..)]"
+    )]
     SameName {
         /// The name.
         name: &'static str,

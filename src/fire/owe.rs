@@ -33,10 +33,18 @@ pub(super) fn deliveries<S: Store>(outbox: &Outbox<S>, event: &NewEvent) -> Resu
                 let answered = targets(seen(), &context).map_err(|error| wrong(error.to_string()))?;
                 let mut taken = HashSet::with_capacity(answered.len());
                 for (place, target) in answered.iter().enumerate() {
-                    limits::text("the target", target, limits::TARGET)
-                        .map_err(|refused| wrong(format!("target {} of {}: {refused}", place + 1, answered.len())))?;
+                    limits::text("the target", target, limits::TARGET).map_err(|refused| {
+                        wrong(format!("target {} of {}: {refused}", place + 1, answered.len()))
+                    })?;
                     if taken.insert(target.as_str()) {
-                        owed.push(delivery(outbox, receiver, spec, event.recorded_at, due_at, target.clone()));
+                        owed.push(delivery(
+                            outbox,
+                            receiver,
+                            spec,
+                            event.recorded_at,
+                            due_at,
+                            target.clone(),
+                        ));
                     }
                 }
             }

@@ -195,7 +195,8 @@ async fn follow<S: Store>(
     let name = new.name.clone();
     let listening = || outbox.registry().listening(&name);
     let owed = std::mem::take(&mut new.deliveries);
-    let mut after = After { owes: owed.iter().any(|delivery| delivery.claimed_by.is_none()), ..After::default() };
+    let mut after =
+        After { owes: owed.iter().any(|delivery| delivery.claimed_by.is_none()), ..After::default() };
     let needs_event = owed.iter().any(|delivery| delivery.claimed_by.is_some())
         || listening().any(|receiver| !matches!(receiver.mode, Mode::Durable(_)));
     if !needs_event {
@@ -239,7 +240,11 @@ async fn follow<S: Store>(
     Ok(())
 }
 
-async fn run_inline<S: Store>(tx: &Tx<S>, receiver: &Declared<S>, event: &Arc<EventRow>) -> Result<(), Error> {
+async fn run_inline<S: Store>(
+    tx: &Tx<S>,
+    receiver: &Declared<S>,
+    event: &Arc<EventRow>,
+) -> Result<(), Error> {
     let refuse = |source| {
         tx.poison(format!("the inline receiver {} refused in it", receiver.key));
         Err(Error::Inline { receiver: receiver.key.to_string(), source })

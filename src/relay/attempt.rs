@@ -68,9 +68,7 @@ async fn deliver<S: Store>(
     event: Option<Arc<EventRow>>,
     held: Held,
 ) -> Conclusion {
-    let bury = |claim, error: String, kind, held| {
-        buried(claim, &row, event.as_deref(), error, kind, held)
-    };
+    let bury = |claim, error: String, kind, held| buried(claim, &row, event.as_deref(), error, kind, held);
     let Some(receiver) = outbox.registry().receiver(&row.receiver_key).cloned() else {
         // Claims name declared receivers alone, so this was taken some other way: leave it to whoever knows it.
         return Conclusion::Lost;
@@ -96,7 +94,9 @@ async fn deliver<S: Store>(
         match outbox.store().suspect(claim.key()).await {
             Ok(Settled::Applied) => {}
             Ok(Settled::Lost) => return Conclusion::Lost,
-            Err(error) => warn!(%error, delivery = %row.id, "a lapsed delivery could not be noted as running"),
+            Err(error) => {
+                warn!(%error, delivery = %row.id, "a lapsed delivery could not be noted as running")
+            }
         }
     }
     let context = DeliveryContext {
@@ -153,7 +153,12 @@ async fn deliver<S: Store>(
             let status = columns.columns(now).status;
             // A row that is merely not due yet has not failed.
             let failure = (status != Status::Pending).then(|| Told {
-                failure: failure(&row, Some(event), status, columns.columns(now).last_error.unwrap_or(&error)),
+                failure: failure(
+                    &row,
+                    Some(event),
+                    status,
+                    columns.columns(now).last_error.unwrap_or(&error),
+                ),
                 kind,
                 tell_hook: true,
             });
@@ -218,7 +223,9 @@ async fn guarded(
         None => scoped.await,
         Some(timeout) => match tokio::time::timeout(timeout, scoped).await {
             Ok(ran) => ran,
-            Err(_) => return Err(("timeout", format!("it was still running after its timeout of {timeout:?}"))),
+            Err(_) => {
+                return Err(("timeout", format!("it was still running after its timeout of {timeout:?}")));
+            }
         },
     };
     ran.map_err(|panic| {

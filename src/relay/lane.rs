@@ -1,11 +1,7 @@
 //! The loop of one lane: claims ahead of its handlers, keeps as many of them running as it may, and hands back
 //! what it did not start.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use owed_core::{ClaimKey, ClaimRequest, Claimed, ReceiverLease, Store, StoreError, Timestamp};

@@ -87,8 +87,9 @@ impl<S: Store> Leases<S> {
         if !state.keeping {
             state.keeping = true;
             let (store, kept) = (self.store.clone(), Arc::downgrade(&self.kept));
-            let spawned =
-                std::thread::Builder::new().name("owed-leases".into()).spawn(move || keep_them(&store, &kept));
+            let spawned = std::thread::Builder::new()
+                .name("owed-leases".into())
+                .spawn(move || keep_them(&store, &kept));
             if let Err(error) = spawned {
                 state.keeping = false;
                 warn!(%error, "no thread could be started to renew leases: handlers longer than their lease lose their row");
@@ -150,8 +151,9 @@ fn keep_them<S: Store>(store: &S, kept: &Weak<Kept>) {
         };
         for (lease, keys) in due {
             // A database that hangs must not keep other leases from being renewed for longer than one of them.
-            let renewing = tokio::time::timeout(lease, renew(store, &mut detached, &keys, lease));
-            let renewed = match runtime.block_on(async { renewing.await }) {
+            let renewing =
+                async { tokio::time::timeout(lease, renew(store, &mut detached, &keys, lease)).await };
+            let renewed = match runtime.block_on(renewing) {
                 Ok(Ok(())) => Ok(()),
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(_) => Err(format!("no answer within {lease:?}")),

@@ -6,11 +6,7 @@ use std::sync::Arc;
 use owed_core::{ClaimRequest, Outcome, ReceiverLease, Settlement, Status, Store, StoreError};
 use tokio::task::JoinSet;
 
-use super::{
-    Delivered,
-    attempt::Unsettled,
-    settler,
-};
+use super::{Delivered, attempt::Unsettled, settler};
 use crate::outbox::Outbox;
 
 /// Orphans what has been owed to unknown receivers for longer than the grace period.

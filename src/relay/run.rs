@@ -1,11 +1,6 @@
 //! The relay: its options, its lanes, its end.
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use owed_core::Store;
 use tokio::{
@@ -238,7 +233,9 @@ impl<S: Store> Relay<S> {
         }
         match settling.await {
             Ok(counts) => delivered += counts,
-            Err(error) => tracing::error!(%error, "outcomes could not be written: the task that does it ended"),
+            Err(error) => {
+                tracing::error!(%error, "outcomes could not be written: the task that does it ended")
+            }
         }
         helpers.shutdown().await;
         info!(

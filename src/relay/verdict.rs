@@ -60,7 +60,10 @@ pub(super) fn decide(
             };
             if (now - row.due_at).to_std().unwrap_or_default() >= bound {
                 let error = format!("gave up after being deferred for {bound:?}, its bound: {error}");
-                return just(Outcome::Dead { error: limits::storable(&error, limits::ERROR), counted: false });
+                return just(Outcome::Dead {
+                    error: limits::storable(&error, limits::ERROR),
+                    counted: false,
+                });
             }
             let asked = delay.min(settings.max_retry_delay);
             let wait = asked.mul_f64(1.0 + random).min(settings.max_retry_delay).max(asked);
@@ -74,7 +77,8 @@ pub(super) fn decide(
             just(Outcome::NotYet { until: owed_core::micros(until) })
         }
         Verdict::NotYet(until) => {
-            let error = format!("answered not yet until {until}, which is no time ahead: counted as a failure");
+            let error =
+                format!("answered not yet until {until}, which is no time ahead: counted as a failure");
             decide(settings, spec, row, Verdict::Counted, &error, now, random)
         }
         Verdict::Counted | Verdict::RetryAfter(_) if last => just(Outcome::Dead { error, counted: true }),
@@ -143,7 +147,13 @@ mod tests {
         }
     }
 
-    fn outcome(spec: &DurableSpec, row: &DeliveryRow, verdict: Verdict, at: Timestamp, random: f64) -> Outcome {
+    fn outcome(
+        spec: &DurableSpec,
+        row: &DeliveryRow,
+        verdict: Verdict,
+        at: Timestamp,
+        random: f64,
+    ) -> Outcome {
         decide(&Settings::default(), spec, row, verdict, "no", at, random).outcome
     }
 
@@ -162,7 +172,8 @@ mod tests {
     #[test]
     fn a_receivers_own_curve_outweighs_the_setting() {
         let spec = DurableSpec { backoff_base: Some(seconds(60)), backoff_cap: Some(seconds(90)), ..spec() };
-        let Outcome::Failed { available_at, .. } = outcome(&spec, &row(1), Verdict::Counted, now(), 0.5) else {
+        let Outcome::Failed { available_at, .. } = outcome(&spec, &row(1), Verdict::Counted, now(), 0.5)
+        else {
             panic!("it has attempts left");
         };
         assert_eq!(available_at, now() + seconds(45));

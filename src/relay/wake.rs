@@ -68,8 +68,8 @@ impl<S: Store> Waker<S> {
                 }
                 drop(under_way);
                 // Somebody may have asked between the last look and now, and found this one under way.
-                let again = sending.asked.load(Ordering::SeqCst)
-                    && !sending.under_way.swap(true, Ordering::SeqCst);
+                let again =
+                    sending.asked.load(Ordering::SeqCst) && !sending.under_way.swap(true, Ordering::SeqCst);
                 if !again {
                     break;
                 }

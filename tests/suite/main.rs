@@ -1,0 +1,11 @@
+//! What is promised, on every store. Each test is one behaviour, written once and run on each of them:
+//! `cargo xtask test` brings up the servers, and `cargo xtask test --store sqlite` narrows it.
+
+#![allow(missing_docs, reason = "tests are named as sentences")]
+
+mod bed;
+mod compile_fail;
+mod declaring;
+mod delivering;
+mod firing;
+mod relaying;
