@@ -97,6 +97,12 @@ pub use settings::{Settings, Wake};
 
 #[cfg(feature = "memory")]
 pub use owed_memory::{MemoryStore, MemoryTx};
+#[cfg(feature = "mysql")]
+pub use owed_mysql::{MysqlBuilder, MysqlStore};
+#[cfg(feature = "postgres")]
+pub use owed_postgres::{PostgresBuilder, PostgresStore};
+#[cfg(feature = "sqlite")]
+pub use owed_sqlite::{SqliteBuilder, SqliteStore};
 
 /// What a [`Store`] speaks: for whoever writes one, or drives one by hand in a test.
 pub mod store {

@@ -1,1 +1,254 @@
+//! The SQLite store of `owed`: the embedded default, in a file of the service's own.
+//!
+//! ```no_run
+//! # use owed_sqlite::SqliteStore;
+//! # async fn example() -> Result<(), owed_core::StoreError> {
+//! let store = SqliteStore::connect("sqlite://shop.db").await?;
+//! store.migrate().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! SQLite has one writer at a time. Within a process writers queue for one connection, in order; other processes
+//! wait for its lock, up to a minute. Nobody is told "database is locked" before that. Readers never wait
+//! (write-ahead log). Every commit reaches the disk before it returns (`synchronous = FULL`).
+//!
+//! Times are kept as microseconds since 1970: `datetime(available_at / 1e6, 'unixepoch')` shows one.
 
+mod connect;
+mod record;
+mod schema;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use owed_core::{
+    Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery,
+    EventRow, Listener, NewEvent, Recorded, Settled, Settlement, Signal, Store, StoreError, Tally, Timestamp,
+};
+use owed_sql::{Dialect, Migrator, TableNames, Tables, read, retrying, settle, steps::Steps, tx};
+use sea_orm::{DatabaseConnection, DatabaseTransaction, SqliteTransactionMode, TransactionOptions};
+use sea_orm_migration::MigrationTrait;
+
+pub use connect::SqliteBuilder;
+
+const DIALECT: Dialect = Dialect::Sqlite;
+
+/// Events and deliveries in a SQLite database. Clones share its connections.
+#[derive(Clone)]
+pub struct SqliteStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// One connection: the queue of this process's writers.
+    write: DatabaseConnection,
+    read: DatabaseConnection,
+    names: TableNames,
+    tables: Tables,
+    steps: Steps,
+    clock: Arc<dyn Clock>,
+    signal: Signal,
+    version: String,
+}
+
+impl std::fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteStore").field("names", &self.inner.names).finish_non_exhaustive()
+    }
+}
+
+/// A transaction that is going to write takes the write lock when it begins: one that took it later could find
+/// that another has written meanwhile, and fail.
+fn immediate() -> TransactionOptions {
+    TransactionOptions {
+        sqlite_transaction_mode: Some(SqliteTransactionMode::Immediate),
+        ..TransactionOptions::default()
+    }
+}
+
+impl SqliteStore {
+    /// Opens a database file, and makes it if it is not there: `sqlite://shop.db`, or `sqlite::memory:`.
+    ///
+    /// # Errors
+    /// If the URL is none, or the file can't be opened.
+    pub async fn connect(url: impl Into<String>) -> Result<Self, StoreError> {
+        Self::builder(url).connect().await
+    }
+
+    /// Opens a database file with other table names, or another clock.
+    pub fn builder(url: impl Into<String>) -> SqliteBuilder {
+        SqliteBuilder::new(url.into())
+    }
+
+    /// The connection that writes, for the service's own statements outside of a transaction.
+    pub fn connection(&self) -> &DatabaseConnection {
+        &self.inner.write
+    }
+
+    /// Makes or brings up to date its tables. Running it again, or in two processes at once, is harmless.
+    ///
+    /// # Errors
+    /// If the database refuses.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is rolled back as a whole.
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        let begun = tx::begin(&self.inner.write, immediate()).await?;
+        self.migrator().run(&begun).await?;
+        tx::commit(begun).await
+    }
+
+    /// Its migrations, for a service's own migrator.
+    pub fn migrations(&self) -> Vec<Box<dyn MigrationTrait>> {
+        self.migrator().boxed()
+    }
+
+    /// Its migrations as SQL.
+    pub fn migration_sql(&self) -> String {
+        self.migrator().sql()
+    }
+
+    fn migrator(&self) -> Migrator {
+        schema::migrator(&self.inner.names)
+    }
+}
+
+/// Runs some work in a transaction of its own, again if the database asks for it. A macro, since a closure that
+/// borrows the transaction in its future can't be shown to be `Send`.
+macro_rules! in_tx {
+    ($store:ident, |$tx:ident| $work:expr) => {
+        retrying(|| async {
+            let $tx = tx::begin(&$store.inner.write, immediate()).await?;
+            let answer = $work.await?;
+            tx::commit($tx).await?;
+            Ok(answer)
+        })
+        .await
+    };
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    type Tx = DatabaseTransaction;
+
+    fn capabilities(&self) -> Capabilities {
+        let mut can = Capabilities::new(format!("SQLite {}", self.inner.version));
+        can.wakes_other_processes = false;
+        can
+    }
+
+    fn now(&self) -> Timestamp {
+        self.inner.clock.now()
+    }
+
+    async fn sync_clock(&self) -> Result<(), StoreError> {
+        // The database runs in this process: its clock is this machine's.
+        Ok(())
+    }
+
+    async fn begin(&self) -> Result<DatabaseTransaction, StoreError> {
+        tx::begin(&self.inner.write, immediate()).await
+    }
+
+    async fn savepoint(&self, tx: &DatabaseTransaction) -> Result<DatabaseTransaction, StoreError> {
+        tx::savepoint(tx).await
+    }
+
+    async fn commit(&self, tx: DatabaseTransaction) -> Result<(), StoreError> {
+        tx::commit(tx).await
+    }
+
+    async fn rollback(&self, tx: DatabaseTransaction) -> Result<(), StoreError> {
+        tx::rollback(tx).await
+    }
+
+    async fn record(
+        &self,
+        tx: &DatabaseTransaction,
+        events: &[NewEvent],
+    ) -> Result<Vec<Recorded>, StoreError> {
+        record::record(tx, &self.inner.tables, events).await
+    }
+
+    async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Claimed>, StoreError> {
+        // Read first: looking for work does not queue with the writers.
+        let due = self.inner.steps.due(&self.inner.read, request).await?;
+        if due.is_empty() || request.limit == 0 {
+            return Ok(Vec::new());
+        }
+        in_tx!(self, |tx| self.inner.steps.claim(&tx, request, &due))
+    }
+
+    async fn take(
+        &self,
+        key: &ClaimKey,
+        worker: &str,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<Option<Claimed>, StoreError> {
+        in_tx!(self, |tx| self.inner.steps.take(&tx, key, worker, now, until))
+    }
+
+    async fn renew(&self, keys: &[ClaimKey], until: Timestamp) -> Result<Vec<DeliveryId>, StoreError> {
+        in_tx!(self, |tx| self.inner.steps.renew(&tx, keys, until))
+    }
+
+    async fn release(&self, keys: &[ClaimKey], at: Timestamp) -> Result<u64, StoreError> {
+        in_tx!(self, |tx| self.inner.steps.release(&tx, keys, at))
+    }
+
+    async fn suspect(&self, key: &ClaimKey) -> Result<Settled, StoreError> {
+        retrying(|| settle::suspect(&self.inner.write, DIALECT, &self.inner.tables, key)).await
+    }
+
+    async fn settle(
+        &self,
+        tx: &DatabaseTransaction,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<Settled, StoreError> {
+        settle::settle(tx, DIALECT, &self.inner.tables, settlement, now).await
+    }
+
+    async fn settle_all(
+        &self,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<Vec<Settled>, StoreError> {
+        in_tx!(self, |tx| self.inner.steps.settle_all(&tx, settlements, now))
+    }
+
+    async fn expedite(&self, receivers: &[&str], now: Timestamp) -> Result<u64, StoreError> {
+        retrying(|| self.inner.steps.expedite(&self.inner.write, receivers, now)).await
+    }
+
+    async fn owed_receivers(&self) -> Result<Vec<String>, StoreError> {
+        read::owed_receivers(&self.inner.read, DIALECT, &self.inner.tables).await
+    }
+
+    async fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+        read::tally(&self.inner.read, DIALECT, &self.inner.tables).await
+    }
+
+    async fn events(&self, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+        read::events(&self.inner.read, DIALECT, &self.inner.tables, query).await
+    }
+
+    async fn deliveries(&self, query: &DeliveryQuery) -> Result<Vec<DeliveryRow>, StoreError> {
+        read::deliveries(&self.inner.read, DIALECT, &self.inner.tables, query).await
+    }
+
+    async fn wake(&self) -> Result<(), StoreError> {
+        self.inner.signal.raise();
+        Ok(())
+    }
+
+    async fn listen(&self) -> Result<Box<dyn Listener>, StoreError> {
+        Ok(Box::new(self.inner.signal.clone()))
+    }
+
+    async fn detached(&self) -> Result<Self, StoreError> {
+        // Its connections are driven by threads of their own, on whichever runtime they are used.
+        Ok(self.clone())
+    }
+}

@@ -1,0 +1,177 @@
+//! Pages, counts, and who is owed something.
+
+use owed_core::{DeliveryQuery, DeliveryRow, EventQuery, EventRow, Status, StoreError, Tally};
+use sea_orm::ConnectionTrait;
+
+use crate::{Dialect, Sql, Tables, classify, row};
+
+/// The most ids that one statement names, whatever a caller selects.
+const IDS: usize = 1_000;
+
+/// A page of events. By primary key, from the last one of the page before.
+///
+/// # Errors
+/// If the database can't be reached, or a row is damaged.
+pub async fn events(
+    db: &impl ConnectionTrait,
+    dialect: Dialect,
+    tables: &Tables,
+    query: &EventQuery,
+) -> Result<Vec<EventRow>, StoreError> {
+    let mut found = Vec::new();
+    for ids in chunks(query.ids.as_ref().map(|ids| ids.iter().map(|id| id.0).collect())) {
+        let mut sql = Sql::new(
+            dialect,
+            format!("SELECT {} FROM {} e WHERE e.id > ", row::event_columns("e"), tables.event),
+        );
+        sql.bind(query.after.map_or(i64::MIN, |id| id.0));
+        if let Some(ids) = ids {
+            sql.push(" AND e.id IN ").list(ids);
+        }
+        if let Some(name) = &query.name {
+            sql.push(" AND e.name = ").bind(name.as_str());
+        }
+        if let Some(id) = query.correlation_id {
+            sql.push(" AND e.correlation_id = ").bind(dialect.uuid(id));
+        }
+        sql.push(&format!(" ORDER BY e.id LIMIT {}", query.limit));
+        let rows = db.query_all_raw(sql.statement()).await;
+        let rows = rows.map_err(|error| classify("reading events", error))?;
+        for one in &rows {
+            found.push(row::event(dialect, one, 0).map_err(|error| classify("reading an event", error))?);
+        }
+    }
+    found.truncate(query.limit as usize);
+    Ok(found)
+}
+
+/// A page of deliveries. By primary key, from the last one of the page before.
+///
+/// # Errors
+/// If the database can't be reached, or a row is damaged.
+pub async fn deliveries(
+    db: &impl ConnectionTrait,
+    dialect: Dialect,
+    tables: &Tables,
+    query: &DeliveryQuery,
+) -> Result<Vec<DeliveryRow>, StoreError> {
+    let mut found = Vec::new();
+    for ids in chunks(query.ids.as_ref().map(|ids| ids.iter().map(|id| id.0).collect())) {
+        let mut sql = Sql::new(
+            dialect,
+            format!("SELECT {} FROM {} d WHERE d.id > ", row::delivery_columns("d"), tables.delivery),
+        );
+        sql.bind(query.after.map_or(i64::MIN, |id| id.0));
+        if let Some(ids) = ids {
+            sql.push(" AND d.id IN ").list(ids);
+        }
+        if let Some(event) = query.event_id {
+            sql.push(" AND d.event_id = ").bind(event.0);
+        }
+        if let Some(key) = &query.receiver_key {
+            sql.push(" AND d.receiver_key = ").bind(key.as_str());
+        }
+        if let Some(status) = query.status {
+            sql.push(" AND d.status = ").bind(status.as_str());
+        }
+        sql.push(&format!(" ORDER BY d.id LIMIT {}", query.limit));
+        let rows = db.query_all_raw(sql.statement()).await;
+        let rows = rows.map_err(|error| classify("reading deliveries", error))?;
+        for one in &rows {
+            found
+                .push(row::delivery(dialect, one, 0).map_err(|error| classify("reading a delivery", error))?);
+        }
+    }
+    found.truncate(query.limit as usize);
+    Ok(found)
+}
+
+/// The ids to ask for, a statement's worth at a time and in order; one ask for all where none are named.
+fn chunks(ids: Option<Vec<i64>>) -> Vec<Option<Vec<i64>>> {
+    match ids {
+        None => vec![None],
+        Some(mut ids) => {
+            ids.sort_unstable();
+            ids.dedup();
+            ids.chunks(IDS).map(|chunk| Some(chunk.to_vec())).collect()
+        }
+    }
+}
+
+/// Counts deliveries by receiver and status. Reads the whole table.
+///
+/// # Errors
+/// If the database can't be reached.
+pub async fn tally(
+    db: &impl ConnectionTrait,
+    dialect: Dialect,
+    tables: &Tables,
+) -> Result<Vec<Tally>, StoreError> {
+    let signed = if dialect == Dialect::Mysql { "SIGNED" } else { "BIGINT" };
+    let sql = format!(
+        "SELECT d.receiver_key, d.status, COUNT(*), CAST(SUM(d.attempts) AS {signed})
+         FROM {} d
+         GROUP BY d.receiver_key, d.status",
+        tables.delivery
+    );
+    let rows = db.query_all_raw(Sql::new(dialect, sql).statement()).await;
+    let rows = rows.map_err(|error| classify("counting deliveries", error))?;
+    let mut tallies = Vec::with_capacity(rows.len());
+    for one in rows {
+        let read = || {
+            let status: String = one.try_get_by_index(1)?;
+            Ok(Tally {
+                receiver_key: one.try_get_by_index(0)?,
+                status: status.parse::<Status>().map_err(|error| sea_orm::DbErr::Type(error.to_string()))?,
+                count: one.try_get_by_index::<i64>(2)?.unsigned_abs(),
+                attempts: one.try_get_by_index::<i64>(3)?.unsigned_abs(),
+            })
+        };
+        tallies.push(read().map_err(|error| classify("counting deliveries", error))?);
+    }
+    tallies.sort_unstable();
+    Ok(tallies)
+}
+
+/// Every receiver with rows that are not settled, in order.
+///
+/// Plan: one descent of the claim's index for each receiver, whatever is in the table.
+///
+/// # Errors
+/// If the database can't be reached.
+pub async fn owed_receivers(
+    db: &impl ConnectionTrait,
+    dialect: Dialect,
+    tables: &Tables,
+) -> Result<Vec<String>, StoreError> {
+    let delivery = &tables.delivery;
+    let sql = match dialect {
+        // The index holds the settled rows as well, with nulls: hop over receivers (a loose index scan), then
+        // look for one row each.
+        Dialect::Mysql => format!(
+            "SELECT k.receiver_key
+             FROM (SELECT DISTINCT receiver_key FROM {delivery}) k
+             WHERE EXISTS (
+                 SELECT 1 FROM {delivery} d
+                 WHERE d.receiver_key = k.receiver_key AND d.available_at >= '1000-01-01'
+             )
+             ORDER BY k.receiver_key"
+        ),
+        Dialect::Postgres | Dialect::Sqlite => format!(
+            "WITH RECURSIVE k(receiver_key) AS (
+                 SELECT (SELECT MIN(d.receiver_key) FROM {delivery} d WHERE d.available_at IS NOT NULL)
+                 UNION ALL
+                 SELECT (
+                     SELECT MIN(d.receiver_key) FROM {delivery} d
+                     WHERE d.available_at IS NOT NULL AND d.receiver_key > k.receiver_key
+                 )
+                 FROM k WHERE k.receiver_key IS NOT NULL
+             )
+             SELECT k.receiver_key FROM k WHERE k.receiver_key IS NOT NULL"
+        ),
+    };
+    let rows = db.query_all_raw(Sql::new(dialect, sql).statement()).await;
+    let rows = rows.map_err(|error| classify("looking for receivers that are owed something", error))?;
+    let keys: Result<Vec<String>, _> = rows.iter().map(|row| row.try_get_by_index(0)).collect();
+    keys.map_err(|error| classify("reading a receiver's key", error))
+}

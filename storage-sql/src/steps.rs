@@ -1,0 +1,391 @@
+//! Claims, leases and batches for a database whose UPDATE can't answer rows or take arrays (MySQL, MariaDB), or
+//! where another statement costs next to nothing (SQLite): each in a transaction of its own, in a few statements by
+//! primary key.
+//!
+//! None of these functions commits: that is the store's, which opened the transaction.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use owed_core::{
+    Claim, ClaimKey, ClaimRequest, Claimed, DeliveryId, EventId, EventRow, Outcome, Settled, Settlement,
+    StoreError, Timestamp,
+};
+use sea_orm::{ConnectionTrait, DbErr};
+
+use crate::{Dialect, Sql, Tables, classify, row, settle};
+
+/// The most ids that one statement names: below every database's limit on placeholders.
+const IDS: usize = 1_000;
+/// The most receivers that one statement asks about.
+const ASKED: usize = 200;
+
+/// How one database locks, and which index a claim reads.
+#[derive(Clone, Debug)]
+pub struct Steps {
+    /// Which kind of database.
+    pub dialect: Dialect,
+    /// Its tables.
+    pub tables: Tables,
+    /// Passes over rows that others hold: ` FOR UPDATE SKIP LOCKED`, or nothing where one transaction writes at a
+    /// time.
+    pub skip: &'static str,
+    /// Waits for rows that others hold: ` FOR UPDATE`, or nothing.
+    pub wait: &'static str,
+    /// Holds the claim to its index, whatever the statistics say.
+    pub index: String,
+}
+
+fn told(doing: &'static str) -> impl Fn(DbErr) -> StoreError {
+    move |error| classify(doing, error)
+}
+
+impl Steps {
+    /// Which of the receivers have a row that may be taken: one statement, which locks nothing and is all that an
+    /// idle relay sends.
+    ///
+    /// Plan: for each receiver, one entry of the claim's index.
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    pub async fn due(
+        &self,
+        db: &impl ConnectionTrait,
+        request: &ClaimRequest,
+    ) -> Result<Vec<usize>, StoreError> {
+        let doing = "looking for rows to claim";
+        let mut due = Vec::new();
+        for (chunk, receivers) in request.receivers.chunks(ASKED).enumerate() {
+            let mut sql = Sql::new(self.dialect, "SELECT ");
+            for (n, receiver) in receivers.iter().enumerate() {
+                let comma = if n > 0 { ", " } else { "" };
+                sql.push(&format!("{comma}EXISTS (SELECT 1 FROM {} d {} ", self.tables.delivery, self.index));
+                sql.push("WHERE d.receiver_key = ").bind(&*receiver.key);
+                sql.push(" AND d.available_at <= ").bind(self.dialect.time(Some(request.now))).push(")");
+            }
+            let found = db.query_one_raw(sql.statement()).await.map_err(told(doing))?;
+            let Some(found) = found else { continue };
+            for n in 0..receivers.len() {
+                if found.try_get_by_index::<i64>(n).map_err(told(doing))? != 0 {
+                    due.push(chunk * ASKED + n);
+                }
+            }
+        }
+        Ok(due)
+    }
+
+    /// Takes rows of those receivers that are due. See [`owed_core::Store::claim`].
+    ///
+    /// Plan: a range of the claim's index for each receiver, in order and stopped by the limit; then primary keys.
+    ///
+    /// # Errors
+    /// If the database can't be reached or refuses.
+    pub async fn claim(
+        &self,
+        tx: &impl ConnectionTrait,
+        request: &ClaimRequest,
+        due: &[usize],
+    ) -> Result<Vec<Claimed>, StoreError> {
+        let doing = "claiming rows";
+        let mut picked: Vec<i64> = Vec::new();
+        for receiver in due.iter().filter_map(|n| request.receivers.get(*n)) {
+            let left = (request.limit as usize).saturating_sub(picked.len());
+            if left == 0 {
+                break;
+            }
+            let mut sql = Sql::new(
+                self.dialect,
+                format!("SELECT d.id FROM {} d {} ", self.tables.delivery, self.index),
+            );
+            sql.push("WHERE d.receiver_key = ").bind(&*receiver.key);
+            sql.push(" AND d.available_at <= ").bind(self.dialect.time(Some(request.now)));
+            if let Some(before) = request.owed_before {
+                sql.push(" AND d.due_at <= ").bind(self.dialect.time(Some(before)));
+            }
+            if let Some(only) = &request.only {
+                // Numbers of ours, as text: there may be more than a statement has placeholders.
+                let ids: Vec<String> = only.iter().map(|id| id.0.to_string()).collect();
+                sql.push(&format!(
+                    " AND d.id IN ({})",
+                    if ids.is_empty() { "NULL".into() } else { ids.join(", ") }
+                ));
+            }
+            sql.push(&format!(" ORDER BY d.available_at, d.id LIMIT {left}{}", self.skip));
+            let rows = tx.query_all_raw(sql.statement()).await.map_err(told(doing))?;
+            let ids: Result<Vec<i64>, DbErr> = rows.iter().map(|row| row.try_get_by_index(0)).collect();
+            let ids = ids.map_err(told(doing))?;
+            for chunk in ids.chunks(IDS) {
+                // `lapses` first: MySQL reads the columns that were assigned before as they are then.
+                let mut sql = Sql::new(
+                    self.dialect,
+                    format!(
+                        "UPDATE {} SET lapses = CASE WHEN status = 'claimed' AND lapses < 1 THEN 1 ELSE lapses END, \
+                         status = 'claimed', claimed_by = ",
+                        self.tables.delivery
+                    ),
+                );
+                sql.bind(&*request.worker);
+                sql.push(", claimed_at = ").bind(self.dialect.time(Some(request.now)));
+                sql.push(", available_at = ").bind(self.dialect.time(Some(request.now + receiver.lease)));
+                sql.push(" WHERE id IN ").list(chunk.iter().copied());
+                tx.execute_raw(sql.statement()).await.map_err(told(doing))?;
+            }
+            picked.extend(ids);
+        }
+        self.whole(tx, &picked, &request.worker, request.now).await
+    }
+
+    /// Reads claimed rows with their events, in the order of `ids`.
+    async fn whole(
+        &self,
+        tx: &impl ConnectionTrait,
+        ids: &[i64],
+        worker: &Arc<str>,
+        at: Timestamp,
+    ) -> Result<Vec<Claimed>, StoreError> {
+        let doing = "reading claimed rows";
+        let mut rows = HashMap::with_capacity(ids.len());
+        for chunk in ids.chunks(IDS) {
+            let mut sql = Sql::new(
+                self.dialect,
+                format!(
+                    "SELECT {} FROM {} d WHERE d.id IN ",
+                    row::delivery_columns("d"),
+                    self.tables.delivery
+                ),
+            );
+            sql.list(chunk.iter().copied());
+            for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
+                let row = row::delivery(self.dialect, &one, 0).map_err(told(doing))?;
+                rows.insert(row.id.0, row);
+            }
+        }
+        let mut wanted: Vec<i64> = rows.values().map(|row| row.event_id.0).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut events: HashMap<EventId, Arc<EventRow>> = HashMap::with_capacity(wanted.len());
+        for chunk in wanted.chunks(IDS) {
+            let mut sql = Sql::new(
+                self.dialect,
+                format!("SELECT {} FROM {} e WHERE e.id IN ", row::event_columns("e"), self.tables.event),
+            );
+            sql.list(chunk.iter().copied());
+            for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
+                let event = row::event(self.dialect, &one, 0).map_err(told(doing))?;
+                events.insert(event.id, Arc::new(event));
+            }
+        }
+        let claimed = ids.iter().filter_map(|id| {
+            let delivery = rows.remove(id)?;
+            Some(Claimed {
+                claim: Claim::granted(delivery.id, worker.clone(), at),
+                event: events.get(&delivery.event_id).cloned(),
+                delivery,
+            })
+        });
+        Ok(claimed.collect())
+    }
+
+    /// Moves a claim. See [`owed_core::Store::take`].
+    ///
+    /// # Errors
+    /// If the database can't be reached or refuses.
+    pub async fn take(
+        &self,
+        tx: &impl ConnectionTrait,
+        key: &ClaimKey,
+        worker: &str,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<Option<Claimed>, StoreError> {
+        let mut sql = Sql::new(self.dialect, format!("UPDATE {} SET claimed_by = ", self.tables.delivery));
+        sql.bind(worker);
+        sql.push(", available_at = ").bind(self.dialect.time(Some(until)));
+        // Last: MySQL's WHERE is read before, but a reader need not know.
+        sql.push(", claimed_at = ").bind(self.dialect.time(Some(now)));
+        settle::where_claimed(&mut sql, self.dialect, key);
+        let written = tx.execute_raw(sql.statement()).await.map_err(told("taking a claim over"))?;
+        if written.rows_affected() == 0 {
+            return Ok(None);
+        }
+        Ok(self.whole(tx, &[key.delivery.0], &worker.into(), now).await?.pop())
+    }
+
+    /// Of these keys, which are held, which are not, and which could not be looked at because another transaction
+    /// has their row. In the order of the keys.
+    async fn held(
+        &self,
+        tx: &impl ConnectionTrait,
+        keys: &[ClaimKey],
+        lock: &str,
+    ) -> Result<Vec<Option<bool>>, StoreError> {
+        let doing = "looking at claims";
+        let mut ids: Vec<i64> = keys.iter().map(|key| key.delivery.0).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut rows: HashMap<i64, Option<(String, Timestamp)>> = HashMap::with_capacity(ids.len());
+        for chunk in ids.chunks(IDS) {
+            let mut sql = Sql::new(
+                self.dialect,
+                format!(
+                    "SELECT d.id, d.status, d.claimed_by, d.claimed_at FROM {} d WHERE d.id IN ",
+                    self.tables.delivery
+                ),
+            );
+            sql.list(chunk.iter().copied());
+            sql.push(&format!(" ORDER BY d.id{lock}"));
+            for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
+                let read = || {
+                    let status: String = one.try_get_by_index(1)?;
+                    let by: Option<String> = one.try_get_by_index(2)?;
+                    let at = self.dialect.read_time(&one, 3)?;
+                    let claim = by.zip(at).filter(|_| status == "claimed");
+                    Ok((one.try_get_by_index(0)?, claim))
+                };
+                let (id, claim) = read().map_err(told(doing))?;
+                rows.insert(id, claim);
+            }
+        }
+        let held = keys.iter().map(|key| {
+            let claim = rows.get(&key.delivery.0)?;
+            Some(claim.as_ref().is_some_and(|(by, at)| **by == *key.worker && *at == key.at))
+        });
+        Ok(held.collect())
+    }
+
+    /// Moves the end of leases. See [`owed_core::Store::renew`].
+    ///
+    /// # Errors
+    /// If the database can't be reached or refuses.
+    pub async fn renew(
+        &self,
+        tx: &impl ConnectionTrait,
+        keys: &[ClaimKey],
+        until: Timestamp,
+    ) -> Result<Vec<DeliveryId>, StoreError> {
+        let held = self.held(tx, keys, self.skip).await?;
+        let of = |wanted: fn(&Option<bool>) -> bool| {
+            let ids =
+                keys.iter().zip(&held).filter(move |(_, held)| wanted(held)).map(|(key, _)| key.delivery);
+            ids.collect::<Vec<DeliveryId>>()
+        };
+        for chunk in of(|held| *held == Some(true)).chunks(IDS) {
+            let mut sql =
+                Sql::new(self.dialect, format!("UPDATE {} SET available_at = ", self.tables.delivery));
+            sql.bind(self.dialect.time(Some(until)));
+            sql.push(" WHERE id IN ").list(chunk.iter().map(|id| id.0));
+            tx.execute_raw(sql.statement()).await.map_err(told("renewing leases"))?;
+        }
+        // What another transaction has is being settled by its own handler, or taken over: it counts as held.
+        Ok(of(|held| *held != Some(false)))
+    }
+
+    /// Hands rows back. See [`owed_core::Store::release`].
+    ///
+    /// # Errors
+    /// If the database can't be reached or refuses.
+    pub async fn release(
+        &self,
+        tx: &impl ConnectionTrait,
+        keys: &[ClaimKey],
+        at: Timestamp,
+    ) -> Result<u64, StoreError> {
+        let held = self.held(tx, keys, self.wait).await?;
+        let mut ids: Vec<i64> = keys
+            .iter()
+            .zip(held)
+            .filter(|(_, held)| *held == Some(true))
+            .map(|(key, _)| key.delivery.0)
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        for chunk in ids.chunks(IDS) {
+            let mut sql = Sql::new(
+                self.dialect,
+                format!(
+                    "UPDATE {} SET status = CASE WHEN last_error IS NULL THEN 'pending' ELSE 'failed' END, \
+                     claimed_by = NULL, claimed_at = NULL, available_at = ",
+                    self.tables.delivery
+                ),
+            );
+            sql.bind(self.dialect.time(Some(at)));
+            sql.push(" WHERE id IN ").list(chunk.iter().copied());
+            tx.execute_raw(sql.statement()).await.map_err(told("handing rows back"))?;
+        }
+        Ok(ids.len() as u64)
+    }
+
+    /// Writes many settlements. See [`owed_core::Store::settle_all`].
+    ///
+    /// # Errors
+    /// If the database can't be reached or refuses.
+    pub async fn settle_all(
+        &self,
+        tx: &impl ConnectionTrait,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<Vec<Settled>, StoreError> {
+        let keys: Vec<ClaimKey> = settlements.iter().map(|one| one.key().clone()).collect();
+        let held = self.held(tx, &keys, self.wait).await?;
+        let mut done: HashMap<i64, ()> = HashMap::with_capacity(settlements.len());
+        let mut succeeded = Vec::new();
+        let mut settled = Vec::with_capacity(settlements.len());
+        for (settlement, held) in settlements.iter().zip(held) {
+            let id = settlement.key().delivery.0;
+            if held != Some(true) || done.insert(id, ()).is_some() {
+                settled.push(Settled::Lost);
+                continue;
+            }
+            settled.push(Settled::Applied);
+            if *settlement.outcome() == Outcome::Succeeded {
+                succeeded.push(id);
+            } else {
+                settle::settle(tx, self.dialect, &self.tables, settlement, now).await?;
+            }
+        }
+        succeeded.sort_unstable();
+        for chunk in succeeded.chunks(IDS) {
+            let mut sql = Sql::new(
+                self.dialect,
+                format!(
+                    "UPDATE {} SET status = 'succeeded', attempts = attempts + 1, available_at = NULL, \
+                     claimed_by = NULL, claimed_at = NULL, lapses = 0, completed_at = ",
+                    self.tables.delivery
+                ),
+            );
+            sql.bind(self.dialect.time(Some(now)));
+            sql.push(", succeeded_at = ").bind(self.dialect.time(Some(now)));
+            sql.push(" WHERE id IN ").list(chunk.iter().copied());
+            tx.execute_raw(sql.statement()).await.map_err(told("settling deliveries"))?;
+        }
+        Ok(settled)
+    }
+
+    /// Ends backoffs. See [`owed_core::Store::expedite`].
+    ///
+    /// # Errors
+    /// If the database can't be reached or refuses.
+    pub async fn expedite(
+        &self,
+        db: &impl ConnectionTrait,
+        receivers: &[&str],
+        now: Timestamp,
+    ) -> Result<u64, StoreError> {
+        let mut moved = 0;
+        for chunk in receivers.chunks(IDS) {
+            let time = || self.dialect.time(Some(now));
+            let mut sql = Sql::new(
+                self.dialect,
+                format!("UPDATE {} SET available_at = CASE WHEN due_at > ", self.tables.delivery),
+            );
+            sql.bind(time()).push(" THEN due_at ELSE ").bind(time());
+            sql.push(" END WHERE status = 'failed' AND receiver_key IN ").list(chunk.iter().copied());
+            sql.push(" AND available_at > ").bind(time()).push(" AND available_at > due_at");
+            let written = db.execute_raw(sql.statement()).await.map_err(told("ending backoffs"))?;
+            moved += written.rows_affected();
+        }
+        Ok(moved)
+    }
+}
+
+/// The longest that a call waits for a lock or a connection before it says so.
+pub const PATIENCE: Duration = Duration::from_secs(60);
