@@ -1,1 +1,292 @@
+//! The PostgreSQL store of `owed`.
+//!
+//! ```no_run
+//! # use owed_postgres::PostgresStore;
+//! # async fn example() -> Result<(), owed_core::StoreError> {
+//! let store = PostgresStore::connect("postgres://shop@localhost/shop").await?;
+//! store.migrate().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! Each hot statement is in a file of its own, with the plan that it must get:
+//!
+//! | file | statement | round trips |
+//! | --- | --- | --- |
+//! | `record` | events and all they owe | one for any number of them |
+//! | `claim` | rows and their events, whole | one |
+//! | `settle` | many outcomes, each on its own condition | one |
+//! | `lease` | renew, hand back, take over | one each |
 
+mod claim;
+mod connect;
+mod lease;
+mod record;
+mod row;
+mod schema;
+mod settle;
+mod wake;
+
+use std::{sync::Arc, time::Instant};
+
+use async_trait::async_trait;
+use owed_core::{
+    Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery,
+    EventRow, Listener, NewEvent, Recorded, SampledClock, Settled, Settlement, Signal, Store, StoreError,
+    Tally, Timestamp,
+};
+use owed_sql::{
+    Dialect, Migrator, TableNames, Tables, classify, classify_sqlx, read, retrying, settle as shared, tx,
+};
+use sea_orm::{
+    ConnectionTrait, DatabaseConnection, DatabaseTransaction, IsolationLevel, TransactionOptions,
+    sqlx::{self, PgPool},
+};
+use sea_orm_migration::MigrationTrait;
+
+pub use connect::PostgresBuilder;
+
+const DIALECT: Dialect = Dialect::Postgres;
+
+/// Events and deliveries in a PostgreSQL database. Clones share its connections.
+#[derive(Clone)]
+pub struct PostgresStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Clone)]
+struct Inner {
+    db: DatabaseConnection,
+    names: TableNames,
+    tables: Tables,
+    time: Time,
+    signal: Signal,
+    version: String,
+    /// Whether sessions are READ COMMITTED unless told otherwise, so that `BEGIN` is enough.
+    read_committed: bool,
+    sql: Arc<Statements>,
+}
+
+/// The texts of the hot statements, put together once.
+struct Statements {
+    claim: String,
+    claim_filtered: String,
+    settle_succeeded: String,
+    settle_any: String,
+    record: String,
+}
+
+#[derive(Clone)]
+enum Time {
+    /// The server's clock, sampled.
+    Server(Arc<SampledClock>),
+    /// Somebody else's, such as a test's.
+    Given(Arc<dyn Clock>),
+}
+
+impl std::fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresStore").field("names", &self.inner.names).finish_non_exhaustive()
+    }
+}
+
+impl PostgresStore {
+    /// Connects to a server: `postgres://user:password@host/database`.
+    ///
+    /// # Errors
+    /// If the URL is none, or the server can't be reached.
+    pub async fn connect(url: impl Into<String>) -> Result<Self, StoreError> {
+        Self::builder(url).connect().await
+    }
+
+    /// Connects with other table names, another number of connections, or another clock.
+    pub fn builder(url: impl Into<String>) -> PostgresBuilder {
+        PostgresBuilder::of_url(url.into())
+    }
+
+    /// Uses connections that the service has already, with other table names if it wants.
+    pub fn on(db: DatabaseConnection) -> PostgresBuilder {
+        PostgresBuilder::of_connection(db)
+    }
+
+    /// The connections, for the service's own statements outside of a transaction.
+    pub fn connection(&self) -> &DatabaseConnection {
+        &self.inner.db
+    }
+
+    /// Makes or brings up to date its tables. Running it again, or in two processes at once, is harmless: one
+    /// waits for the other.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is rolled back as a whole.
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        let begun = self.begin().await?;
+        schema::prepare(&begun, &self.inner.names).await?;
+        self.migrator().run(&begun).await?;
+        tx::commit(begun).await
+    }
+
+    /// Its migrations, for a service's own migrator.
+    pub fn migrations(&self) -> Vec<Box<dyn MigrationTrait>> {
+        self.migrator().boxed()
+    }
+
+    /// Its migrations as SQL.
+    pub fn migration_sql(&self) -> String {
+        self.migrator().sql()
+    }
+
+    /// Drops its tables, and everything in them. For tests.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub async fn drop_tables(&self) -> Result<(), StoreError> {
+        let sql = schema::drop(&self.inner.names);
+        self.inner
+            .db
+            .execute_unprepared(&sql)
+            .await
+            .map_err(|error| classify("dropping its tables", error))?;
+        Ok(())
+    }
+
+    fn migrator(&self) -> Migrator {
+        schema::migrator(&self.inner.names)
+    }
+
+    fn pool(&self) -> &PgPool {
+        self.inner.db.get_postgres_connection_pool()
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    type Tx = DatabaseTransaction;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(format!("PostgreSQL {}", self.inner.version))
+    }
+
+    fn now(&self) -> Timestamp {
+        match &self.inner.time {
+            Time::Server(clock) => clock.now(),
+            Time::Given(clock) => clock.now(),
+        }
+    }
+
+    async fn sync_clock(&self) -> Result<(), StoreError> {
+        if let Time::Server(clock) = &self.inner.time {
+            let reading = |error| classify_sqlx("reading the server's clock", error);
+            let mut connection = self.pool().acquire().await.map_err(reading)?;
+            let sent = Instant::now();
+            let asked = sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&mut *connection).await;
+            clock.sample(sent, asked.map_err(reading)?);
+        }
+        Ok(())
+    }
+
+    async fn begin(&self) -> Result<DatabaseTransaction, StoreError> {
+        let isolation_level = (!self.inner.read_committed).then_some(IsolationLevel::ReadCommitted);
+        tx::begin(&self.inner.db, TransactionOptions { isolation_level, ..TransactionOptions::default() })
+            .await
+    }
+
+    async fn savepoint(&self, tx: &DatabaseTransaction) -> Result<DatabaseTransaction, StoreError> {
+        tx::savepoint(tx).await
+    }
+
+    async fn commit(&self, tx: DatabaseTransaction) -> Result<(), StoreError> {
+        tx::commit(tx).await
+    }
+
+    async fn rollback(&self, tx: DatabaseTransaction) -> Result<(), StoreError> {
+        tx::rollback(tx).await
+    }
+
+    async fn record(
+        &self,
+        tx: &DatabaseTransaction,
+        events: &[NewEvent],
+    ) -> Result<Vec<Recorded>, StoreError> {
+        record::record(tx, &self.inner, events).await
+    }
+
+    async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Claimed>, StoreError> {
+        retrying(|| claim::claim(self.pool(), &self.inner.sql, request)).await
+    }
+
+    async fn take(
+        &self,
+        key: &ClaimKey,
+        worker: &str,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<Option<Claimed>, StoreError> {
+        retrying(|| lease::take(self.pool(), &self.inner.tables, key, worker, now, until)).await
+    }
+
+    async fn renew(&self, keys: &[ClaimKey], until: Timestamp) -> Result<Vec<DeliveryId>, StoreError> {
+        retrying(|| lease::renew(self.pool(), &self.inner.tables, keys, until)).await
+    }
+
+    async fn release(&self, keys: &[ClaimKey], at: Timestamp) -> Result<u64, StoreError> {
+        retrying(|| lease::release(self.pool(), &self.inner.tables, keys, at)).await
+    }
+
+    async fn suspect(&self, key: &ClaimKey) -> Result<Settled, StoreError> {
+        retrying(|| shared::suspect(&self.inner.db, DIALECT, &self.inner.tables, key)).await
+    }
+
+    async fn settle(
+        &self,
+        tx: &DatabaseTransaction,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<Settled, StoreError> {
+        shared::settle(tx, DIALECT, &self.inner.tables, settlement, now).await
+    }
+
+    async fn settle_all(
+        &self,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<Vec<Settled>, StoreError> {
+        retrying(|| settle::settle_all(self.pool(), &self.inner.sql, settlements, now)).await
+    }
+
+    async fn expedite(&self, receivers: &[&str], now: Timestamp) -> Result<u64, StoreError> {
+        retrying(|| lease::expedite(self.pool(), &self.inner.tables, receivers, now)).await
+    }
+
+    async fn owed_receivers(&self) -> Result<Vec<String>, StoreError> {
+        read::owed_receivers(&self.inner.db, DIALECT, &self.inner.tables).await
+    }
+
+    async fn tally(&self) -> Result<Vec<Tally>, StoreError> {
+        read::tally(&self.inner.db, DIALECT, &self.inner.tables).await
+    }
+
+    async fn events(&self, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+        read::events(&self.inner.db, DIALECT, &self.inner.tables, query).await
+    }
+
+    async fn deliveries(&self, query: &DeliveryQuery) -> Result<Vec<DeliveryRow>, StoreError> {
+        read::deliveries(&self.inner.db, DIALECT, &self.inner.tables, query).await
+    }
+
+    async fn wake(&self) -> Result<(), StoreError> {
+        self.inner.signal.raise();
+        wake::notify(self.pool(), &self.inner.names).await
+    }
+
+    async fn listen(&self) -> Result<Box<dyn Listener>, StoreError> {
+        wake::listen(self.pool(), &self.inner.names, self.inner.signal.clone()).await
+    }
+
+    async fn detached(&self) -> Result<Self, StoreError> {
+        let db = connect::pool(self.pool().connect_options().as_ref().clone(), 2, self.inner.read_committed)?;
+        Ok(PostgresStore { inner: Arc::new(Inner { db: db.into(), ..Inner::clone(&self.inner) }) })
+    }
+}

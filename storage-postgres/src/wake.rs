@@ -1,0 +1,61 @@
+//! Wake-ups: NOTIFY on a connection of its own, never in a caller's transaction, where it would be a lock that
+//! every committing transaction waits for.
+
+use async_trait::async_trait;
+use owed_core::{Listener, Signal, StoreError};
+use owed_sql::{TableNames, classify_sqlx};
+use sea_orm::sqlx::{self, PgPool, postgres::PgListener};
+
+/// The channel of one set of tables.
+fn channel(names: &TableNames) -> String {
+    match names.schema() {
+        Some(schema) => format!("owed:{schema}.{}", names.prefix()),
+        None => format!("owed:{}", names.prefix()),
+    }
+}
+
+pub(crate) async fn notify(pool: &PgPool, names: &TableNames) -> Result<(), StoreError> {
+    let sent = sqlx::query("SELECT pg_notify($1, '')").bind(channel(names)).execute(pool).await;
+    sent.map(|_| ()).map_err(|error| classify_sqlx("waking relays", error))
+}
+
+pub(crate) async fn listen(
+    pool: &PgPool,
+    names: &TableNames,
+    signal: Signal,
+) -> Result<Box<dyn Listener>, StoreError> {
+    let listening = |error| classify_sqlx("listening for wake-ups", error);
+    // A pool of its own with one connection: listening must not take one away from those who work.
+    let own = crate::connect::pool(pool.connect_options().as_ref().clone(), 1, true)?;
+    let mut listener = PgListener::connect_with(&own).await.map_err(listening)?;
+    // A lost connection is an error to whoever waits, so that what was missed meanwhile is looked for.
+    listener.eager_reconnect(false);
+    listener.listen(&channel(names)).await.map_err(listening)?;
+    Ok(Box::new(PgWakes { listener, signal }))
+}
+
+struct PgWakes {
+    listener: PgListener,
+    signal: Signal,
+}
+
+#[async_trait]
+impl Listener for PgWakes {
+    async fn wait(&mut self) -> Result<(), StoreError> {
+        let listening = |error| classify_sqlx("listening for wake-ups", error);
+        tokio::select! {
+            () = self.signal.raised() => {}
+            notified = self.listener.try_recv() => {
+                if notified.map_err(listening)?.is_none() {
+                    return Err(StoreError::Unavailable {
+                        doing: "listening for wake-ups",
+                        source: "the connection was lost".into(),
+                    });
+                }
+            }
+        }
+        // What has queued up meanwhile says the same.
+        while self.listener.next_buffered().is_some() {}
+        Ok(())
+    }
+}
