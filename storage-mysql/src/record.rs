@@ -1,0 +1,173 @@
+//! Writing events and what they owe.
+//!
+//! An INSERT of many rows draws their ids at once, in the order of the rows and evenly apart, and answers the first
+//! (a "simple insert", whatever `innodb_autoinc_lock_mode` is): no row is read back.
+
+use std::collections::HashMap;
+
+use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError, row::target_digest};
+use owed_sql::{Sql, Tables, classify};
+use sea_orm::{ConnectionTrait, DatabaseTransaction, SqlErr, Value};
+
+use crate::DIALECT;
+
+/// Rows in one statement: at most 16 values each, below 65,535 placeholders.
+const ROWS: usize = 2_000;
+/// Bytes of payloads in one statement, below the servers' default `max_allowed_packet` even with one event more of
+/// the largest payload.
+const BYTES: usize = 4 * 1024 * 1024;
+
+pub(crate) async fn record(
+    tx: &DatabaseTransaction,
+    tables: &Tables,
+    increment: i64,
+    events: &[NewEvent],
+) -> Result<Vec<Recorded>, StoreError> {
+    let mut found: Vec<Result<EventId, EventId>> = Vec::with_capacity(events.len());
+    while found.len() < events.len() {
+        let rest = &events[found.len()..];
+        let plain = rest.iter().take_while(|event| event.dedupe_key.is_none());
+        let mut bytes = 0;
+        let many = plain
+            .take(ROWS)
+            .take_while(|event| {
+                let fits = bytes < BYTES;
+                bytes += event.payload.len();
+                fits
+            })
+            .count();
+        if many > 0 {
+            let first = insert(tx, tables, &rest[..many]).await?;
+            found.extend((0..many as i64).map(|n| Ok(EventId(first + n * increment))));
+        } else {
+            found.push(insert_once(tx, tables, &rest[0]).await?);
+        }
+    }
+    let mut deliveries = deliveries(tx, tables, increment, events, &found).await?.into_iter();
+    let recorded = events.iter().zip(found).map(|(event, found)| match found {
+        Ok(id) => Recorded::New { event: id, deliveries: deliveries.by_ref().take(event.deliveries.len()).collect() },
+        Err(of) => Recorded::Duplicate { of },
+    });
+    Ok(recorded.collect())
+}
+
+/// Writes events and answers the first one's id.
+async fn insert(tx: &DatabaseTransaction, tables: &Tables, events: &[NewEvent]) -> Result<i64, StoreError> {
+    let written = tx.execute_raw(statement(tables, events).statement()).await;
+    let written = written.map_err(|error| classify("recording events", error))?;
+    Ok(i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX))
+}
+
+/// Writes one event with a dedupe key, or answers the earlier one. A duplicate undoes its own statement alone, so
+/// the transaction stays usable.
+async fn insert_once(
+    tx: &DatabaseTransaction,
+    tables: &Tables,
+    event: &NewEvent,
+) -> Result<Result<EventId, EventId>, StoreError> {
+    let error = match tx.execute_raw(statement(tables, std::slice::from_ref(event)).statement()).await {
+        Ok(written) => return Ok(Ok(EventId(i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX)))),
+        Err(error) => error,
+    };
+    if !matches!(error.sql_err(), Some(SqlErr::UniqueConstraintViolation(_))) {
+        return Err(classify("recording an event", error));
+    }
+    // A locking read: it sees what is committed now, whatever this transaction's snapshot.
+    let doing = "looking for the event with this dedupe key";
+    let mut sql = Sql::new(DIALECT, format!("SELECT id FROM {} WHERE dedupe_key = ", tables.event));
+    sql.bind(event.dedupe_key.clone()).push(" LOCK IN SHARE MODE");
+    let row = tx.query_one_raw(sql.statement()).await.map_err(|error| classify(doing, error))?;
+    let row = row.ok_or_else(|| StoreError::failed(doing, "it is not there"))?;
+    Ok(Err(EventId(row.try_get_by_index(0).map_err(|error| classify(doing, error))?)))
+}
+
+fn statement(tables: &Tables, events: &[NewEvent]) -> Sql {
+    let mut sql = Sql::new(
+        DIALECT,
+        format!(
+            "INSERT INTO {} (name, version, codec, payload, dedupe_key, occurred_at, recorded_at, actor_key,
+                 actor_label, scope, correlation_id, causation_id, suppressed, retention_seconds, delete_when,
+                 trace_context)
+             VALUES ",
+            tables.event
+        ),
+    );
+    for (n, event) in events.iter().enumerate() {
+        if n > 0 {
+            sql.push(", ");
+        }
+        let (seconds, delete_when) = event.retention.columns();
+        sql.list([
+            (&*event.name).into(),
+            event.version.into(),
+            event.codec.as_str().into(),
+            event.payload.clone().into(),
+            event.dedupe_key.clone().into(),
+            DIALECT.time(Some(event.occurred_at)),
+            DIALECT.time(Some(event.recorded_at)),
+            event.actor_key.as_str().into(),
+            event.actor_label.as_str().into(),
+            event.scope.clone().into(),
+            DIALECT.uuid(event.correlation_id),
+            event.causation_id.map(|id| id.0).into(),
+            event.suppressed.clone().into(),
+            seconds.into(),
+            delete_when.map(str::to_owned).into(),
+            event.trace_context.clone().into(),
+        ] as [Value; 16]);
+    }
+    sql
+}
+
+/// Writes what the events owe, those of duplicates left out, and answers the ids in order.
+async fn deliveries(
+    tx: &DatabaseTransaction,
+    tables: &Tables,
+    increment: i64,
+    events: &[NewEvent],
+    found: &[Result<EventId, EventId>],
+) -> Result<Vec<DeliveryId>, StoreError> {
+    let mut digests: HashMap<&str, Vec<u8>> = HashMap::new();
+    let owed: Vec<_> = events
+        .iter()
+        .zip(found)
+        .filter_map(|(event, found)| found.ok().map(|id| (event, id)))
+        .flat_map(|(event, id)| event.deliveries.iter().map(move |delivery| (event, id, delivery)))
+        .collect();
+    let mut ids = Vec::with_capacity(owed.len());
+    for chunk in owed.chunks(ROWS) {
+        let mut sql = Sql::new(
+            DIALECT,
+            format!(
+                "INSERT INTO {} (event_id, receiver_key, target, target_digest, status, max_attempts, available_at,
+                     due_at, claimed_by, claimed_at)
+                 VALUES ",
+                tables.delivery
+            ),
+        );
+        for (n, (event, id, delivery)) in chunk.iter().enumerate() {
+            if n > 0 {
+                sql.push(", ");
+            }
+            let born = delivery.claimed_by.is_some();
+            let digest = digests.entry(&delivery.target).or_insert_with_key(|target| target_digest(target));
+            sql.list([
+                id.0.into(),
+                (&*delivery.receiver_key).into(),
+                delivery.target.as_str().into(),
+                digest.clone().into(),
+                if born { "claimed" } else { "pending" }.into(),
+                delivery.max_attempts.into(),
+                DIALECT.time(Some(delivery.available_at)),
+                DIALECT.time(Some(delivery.due_at)),
+                delivery.claimed_by.as_ref().map(|worker| worker.to_string()).into(),
+                DIALECT.time(born.then_some(event.recorded_at)),
+            ] as [Value; 10]);
+        }
+        let written = tx.execute_raw(sql.statement()).await;
+        let written = written.map_err(|error| classify("recording deliveries", error))?;
+        let first = i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX);
+        ids.extend((0..chunk.len() as i64).map(|n| DeliveryId(first + n * increment)));
+    }
+    Ok(ids)
+}
