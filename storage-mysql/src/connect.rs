@@ -158,7 +158,8 @@ impl MysqlBuilder {
             Some(clock) => Time::Given(clock),
             None => Time::Server(Arc::new(SampledClock::default())),
         };
-        let inner = Inner { db, names, tables, steps, time, signal: Signal::new(), server, read_committed: ours };
+        let inner =
+            Inner { db, names, tables, steps, time, signal: Signal::new(), server, read_committed: ours };
         let store = MysqlStore { inner: Arc::new(inner) };
         store.sync_clock().await?;
         Ok(store)

@@ -24,8 +24,9 @@ use std::{sync::Arc, time::Instant};
 use async_trait::async_trait;
 use chrono::NaiveDateTime;
 use owed_core::{
-    Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery, EventRow,
-    Listener, NewEvent, Recorded, SampledClock, Settled, Settlement, Signal, Store, StoreError, Tally, Timestamp,
+    Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery,
+    EventRow, Listener, NewEvent, Recorded, SampledClock, Settled, Settlement, Signal, Store, StoreError,
+    Tally, Timestamp,
 };
 use owed_sql::{
     Dialect, Migrator, TableNames, Tables, classify, classify_sqlx, read, retrying, settle, steps::Steps, tx,
@@ -142,7 +143,11 @@ impl MysqlStore {
     /// If the server refuses.
     pub async fn drop_tables(&self) -> Result<(), StoreError> {
         let sql = schema::drop(&self.inner.names);
-        self.inner.db.execute_unprepared(&sql).await.map_err(|error| classify("dropping its tables", error))?;
+        self.inner
+            .db
+            .execute_unprepared(&sql)
+            .await
+            .map_err(|error| classify("dropping its tables", error))?;
         Ok(())
     }
 
@@ -221,7 +226,11 @@ impl Store for MysqlStore {
         tx::rollback(tx).await
     }
 
-    async fn record(&self, tx: &DatabaseTransaction, events: &[NewEvent]) -> Result<Vec<Recorded>, StoreError> {
+    async fn record(
+        &self,
+        tx: &DatabaseTransaction,
+        events: &[NewEvent],
+    ) -> Result<Vec<Recorded>, StoreError> {
         record::record(tx, &self.inner.tables, self.inner.server.increment, events).await
     }
 
@@ -267,7 +276,11 @@ impl Store for MysqlStore {
         settle::settle(tx, DIALECT, &self.inner.tables, settlement, now).await
     }
 
-    async fn settle_all(&self, settlements: &[Settlement], now: Timestamp) -> Result<Vec<Settled>, StoreError> {
+    async fn settle_all(
+        &self,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Result<Vec<Settled>, StoreError> {
         in_tx!(self, |tx| self.inner.steps.settle_all(&tx, settlements, now))
     }
 

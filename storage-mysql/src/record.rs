@@ -45,7 +45,10 @@ pub(crate) async fn record(
     }
     let mut deliveries = deliveries(tx, tables, increment, events, &found).await?.into_iter();
     let recorded = events.iter().zip(found).map(|(event, found)| match found {
-        Ok(id) => Recorded::New { event: id, deliveries: deliveries.by_ref().take(event.deliveries.len()).collect() },
+        Ok(id) => Recorded::New {
+            event: id,
+            deliveries: deliveries.by_ref().take(event.deliveries.len()).collect(),
+        },
         Err(of) => Recorded::Duplicate { of },
     });
     Ok(recorded.collect())

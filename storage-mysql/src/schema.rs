@@ -26,7 +26,8 @@ pub(crate) fn migrator(names: &TableNames, kind: Kind) -> Migrator {
         Kind::Mysql => "utf8mb4_0900_bin",
         Kind::Mariadb => "utf8mb4_nopad_bin",
     };
-    let table = format!("ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}");
+    let table =
+        format!("ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}");
     let up = vec![
         format!(
             "CREATE TABLE IF NOT EXISTS {event} (
@@ -100,6 +101,7 @@ pub(crate) fn migrator(names: &TableNames, kind: Kind) -> Migrator {
             ) {table}"
         ),
     ];
-    let down = [pause, success, delivery, event].map(|table| format!("DROP TABLE IF EXISTS {table}")).to_vec();
+    let down =
+        [pause, success, delivery, event].map(|table| format!("DROP TABLE IF EXISTS {table}")).to_vec();
     Migrator::new(names.clone(), vec![Migration::new(names, "m0001_tables", up, down)])
 }

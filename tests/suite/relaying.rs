@@ -209,17 +209,19 @@ async fn a_busy_receiver_does_not_keep_another_waiting<S: Store>(bed: Bed<S>) {
 
 async fn a_handler_that_blocks_its_thread_keeps_its_lease<S: Store>(bed: Bed<S>) {
     let mut settings = settings();
-    settings.lease = Duration::from_millis(300);
+    settings.lease = Duration::from_millis(900);
     let outbox = bed
         .outbox()
         .settings(settings)
         .receiver(Receiver::on::<Placed>("test.a").durable().run({
             let clock = bed.clock.clone();
-            move |_: Placed| {
-                // Both threads of the runtime, for four times the lease: nothing on it can renew anything.
+            move |event: Placed| {
+                // Both threads of the runtime, for more than two leases: nothing on it can renew anything.
                 for _ in 0..40 {
-                    std::thread::sleep(Duration::from_millis(30));
-                    clock.advance(Duration::from_millis(30));
+                    std::thread::sleep(Duration::from_millis(50));
+                    if event.n == 0 {
+                        clock.advance(Duration::from_millis(50));
+                    }
                 }
                 async { Ok::<(), Failure>(()) }
             }
