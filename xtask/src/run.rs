@@ -1,0 +1,80 @@
+//! Running cargo.
+
+use std::process::Command;
+
+use crate::{Result, StoreName, services::Services};
+
+pub fn cargo(arguments: &[&str], variables: &[(String, String)]) -> Result<()> {
+    println!("$ cargo {}", arguments.join(" "));
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let status = Command::new(cargo)
+        .args(arguments)
+        .envs(variables.iter().cloned())
+        .status()
+        .map_err(|error| format!("cargo can't be run: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("`cargo {}` failed", arguments.join(" "))) }
+}
+
+/// The packages whose tests need no server.
+const PLAIN: [&str; 4] = ["owed", "owed-core", "owed-memory", "owed-sql"];
+
+pub fn test(stores: &[StoreName], services: &Services, rest: &[String]) -> Result<()> {
+    let variables = services.variables();
+    let all = stores.len() == StoreName::ALL.len();
+    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let mut arguments = vec!["test"];
+    if all {
+        arguments.extend(["--workspace", "--features", "owed/json"]);
+        arguments.push("--");
+        arguments.extend(&rest);
+        return cargo(&arguments, &variables);
+    }
+    for package in PLAIN {
+        arguments.extend(["-p", package]);
+    }
+    for store in stores {
+        match store {
+            StoreName::Memory => {}
+            StoreName::Sqlite => arguments.extend(["-p", "owed-sqlite"]),
+            StoreName::Postgres => arguments.extend(["-p", "owed-postgres"]),
+            StoreName::Mysql | StoreName::Mariadb => arguments.extend(["-p", "owed-mysql"]),
+        }
+    }
+    arguments.extend(["--features", "owed/json", "--"]);
+    let others = skipped(stores);
+    let skips: Vec<&str> = others.iter().flat_map(|skip| ["--skip", skip.as_str()]).collect();
+    arguments.extend(skips.iter().copied());
+    arguments.extend(&rest);
+    cargo(&arguments, &variables)?;
+    let mut arguments = vec!["test", "-p", "owed-tests", "--"];
+    arguments.extend(skips);
+    arguments.extend(&rest);
+    cargo(&arguments, &variables)
+}
+
+/// The modules of the stores that were not asked for: each test of a store is in a module of its name.
+fn skipped(stores: &[StoreName]) -> Vec<String> {
+    let others = StoreName::ALL.iter().filter(|store| !stores.contains(store));
+    others.map(|store| format!("{}::", store.name())).collect()
+}
+
+/// Each feature of `owed` on its own, since features are additive and a service picks what it needs.
+const FEATURES: [&str; 7] = ["", "memory", "sqlite", "postgres", "mysql", "json", "postgres,tls"];
+
+pub fn lint() -> Result<()> {
+    cargo(&["fmt", "--all", "--check"], &[])?;
+    let denied = [("RUSTDOCFLAGS".to_owned(), "-D warnings".to_owned())];
+    cargo(
+        &["clippy", "--workspace", "--all-targets", "--features", "owed/json", "--", "-D", "warnings"],
+        &[],
+    )?;
+    for features in FEATURES {
+        let arguments =
+            ["clippy", "-p", "owed", "--no-default-features", "--features", features, "--", "-D", "warnings"];
+        cargo(&arguments, &[])?;
+    }
+    cargo(
+        &["doc", "--workspace", "--no-deps", "--features", "owed/json,owed/sqlite,owed/postgres,owed/mysql"],
+        &denied,
+    )
+}
