@@ -4,7 +4,7 @@ use std::{error::Error, fmt, marker::PhantomData, time::Duration};
 
 use owed_core::Timestamp;
 
-use super::state::{Bounded, DurableVerdicts, Plain, Unbounded, Verdicts};
+use super::state::{BoundedVerdicts, DurableVerdicts, Plain, Unbounded, Verdicts};
 
 /// Any error of a handler's, kept with its sources.
 pub type BoxError = Box<dyn Error + Send + Sync + 'static>;
@@ -32,8 +32,8 @@ pub type Refusal = Failure<Plain>;
 /// # let _ = call();
 /// ```
 ///
-/// `V` says which verdicts exist: [`Unbounded`] for a durable receiver, [`Bounded`] for one that declared
-/// `give_up_after`, [`Plain`] for any other.
+/// `V` says which verdicts exist: [`Unbounded`] for a durable receiver,
+/// [`Bounded`](crate::state::Bounded) for one that declared `give_up_after`, [`Plain`] for any other.
 pub struct Failure<V: Verdicts = Unbounded> {
     pub(crate) verdict: Verdict,
     pub(crate) error: BoxError,
@@ -54,24 +54,45 @@ impl<V: Verdicts> Failure<V> {
     fn new(verdict: Verdict, error: impl Into<BoxError>) -> Self {
         Failure { verdict, error: error.into(), verdicts: PhantomData }
     }
-}
 
-impl<V: DurableVerdicts> Failure<V> {
     /// This delivery can never succeed: dead-letters it on this attempt, whatever is left of its budget.
-    pub fn permanent(error: impl Into<BoxError>) -> Self {
+    pub fn permanent(error: impl Into<BoxError>) -> Self
+    where
+        V: DurableVerdicts,
+    {
         Failure::new(Verdict::Permanent, error)
     }
 
     /// Fails this attempt, and asks for the next one after `delay` instead of a time on the backoff curve. The
     /// attempt counts. More than the setting `max_retry_delay` is cut to it, with a warning.
-    pub fn retry_after(delay: Duration) -> Self {
+    pub fn retry_after(delay: Duration) -> Self
+    where
+        V: DurableVerdicts,
+    {
         Failure::new(Verdict::RetryAfter(delay), format!("asked to be retried after {delay:?}"))
     }
 
     /// The work is not due before `until`: moves the row there, spending no attempt and keeping no error. A
     /// time that has already come is an ordinary failure instead, since the row would come straight back.
-    pub fn not_yet(until: Timestamp) -> Self {
+    pub fn not_yet(until: Timestamp) -> Self
+    where
+        V: DurableVerdicts,
+    {
         Failure::new(Verdict::NotYet(until), format!("is not due before {until}"))
+    }
+
+    /// The destination is limiting how much it takes: tries again between `delay` and twice that, without
+    /// counting the attempt, and pauses the receiver's lane in this relay for `delay`. Ends in a dead letter
+    /// once the delivery has been owed for the receiver's `give_up_after`, which is why only a receiver that
+    /// declared one can say it. A delay of zero is an ordinary, counted failure.
+    pub fn defer(delay: Duration) -> Self
+    where
+        V: BoundedVerdicts,
+    {
+        if delay.is_zero() {
+            return Failure::new(Verdict::Counted, "asked to be deferred by nothing: a delay must be above zero");
+        }
+        Failure::new(Verdict::Defer(delay), format!("asked to be deferred by {delay:?}"))
     }
 
     /// Replaces what is stored as the row's last error.
@@ -79,22 +100,6 @@ impl<V: DurableVerdicts> Failure<V> {
     pub fn because(mut self, error: impl Into<BoxError>) -> Self {
         self.error = error.into();
         self
-    }
-}
-
-impl Failure<Bounded> {
-    /// The destination is limiting how much it takes: tries again between `delay` and twice that, without
-    /// counting the attempt, and pauses the receiver's lane in this relay for `delay`. Ends in a dead letter
-    /// once the delivery has been owed for the receiver's `give_up_after`, which is why this exists only
-    /// for receivers that declared one. A delay of zero is an ordinary, counted failure.
-    pub fn defer(delay: Duration) -> Self {
-        if delay.is_zero() {
-            return Failure::new(
-                Verdict::Counted,
-                "asked to be deferred by nothing: a delay must be above zero",
-            );
-        }
-        Failure::new(Verdict::Defer(delay), format!("asked to be deferred by {delay:?}"))
     }
 }
 

@@ -220,12 +220,13 @@ impl<B: Verdicts, E: Subject> Receiver<Durable, AtOnce, One, B, E> {
     }
 }
 
-impl<W: Immediate, B: Verdicts, E: Subject> Receiver<Durable, W, One, B, E> {
+impl<W: When, B: Verdicts, E: Subject> Receiver<Durable, W, One, B, E> {
     /// Makes one delivery for each text that `targets` answers, each with its own attempts, backoff and dead
     /// letter; none at all if it answers none. Called in the firing transaction for each event. The same target
     /// twice is one delivery; an empty one refuses the fire.
     pub fn targets<F>(self, targets: F) -> Receiver<Durable, W, FanOut, B, E>
     where
+        W: Immediate,
         F: Fn(&E, &DeliveryContext) -> Vec<String> + Send + Sync + 'static,
     {
         self.with(|d| d.targets = Some(Arc::new(targets))).become_()

@@ -41,6 +41,14 @@ pub trait Immediate: When {}
 )]
 pub trait DurableVerdicts: Verdicts {}
 
+/// Verdicts of a receiver that declared `give_up_after`: [`Bounded`].
+#[diagnostic::on_unimplemented(
+    message = "this receiver can't defer: nothing would ever end its delivery",
+    label = "a deferral spends no attempt, so it needs a bound in time",
+    note = "declare the receiver `.give_up_after(..)`, and let its handler return `Result<(), Failure<Bounded>>`"
+)]
+pub trait BoundedVerdicts: DurableVerdicts {}
+
 states! {
     /// Not yet said: call `.inline()`, `.on_commit()` or `.durable()` next.
     Undecided: Mode;
@@ -68,5 +76,5 @@ states! {
     /// Failures of durable receivers: an error, permanent, retry-after, not-yet.
     Unbounded: Verdicts, DurableVerdicts;
     /// Failures of durable receivers that declared `give_up_after`: those may be deferred as well.
-    Bounded: Verdicts, DurableVerdicts;
+    Bounded: Verdicts, DurableVerdicts, BoundedVerdicts;
 }

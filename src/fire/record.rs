@@ -55,27 +55,31 @@ impl Fired {
 pub struct Fire<'t, S: Store, E> {
     tx: &'t Tx<S>,
     event: E,
-    dedupe_key: Option<String>,
-    occurred_at: Option<Timestamp>,
+    // Not the method's name, which would spoil the compiler's message where the method can't be called.
+    dedupe: Option<String>,
+    occurred: Option<Timestamp>,
 }
 
 impl<'t, S: Store, E: Event> Fire<'t, S, E> {
     pub(super) fn new(tx: &'t Tx<S>, event: E) -> Self {
-        Fire { tx, event, dedupe_key: None, occurred_at: None }
+        Fire { tx, event, dedupe: None, occurred: None }
     }
 
     /// When it happened, in the domain's own time. Default: now.
     pub fn occurred_at(mut self, at: Timestamp) -> Self {
-        self.occurred_at = Some(at);
+        self.occurred = Some(at);
         self
     }
 }
 
-impl<S: Store, E: Event<Retention: retention::Lasting>> Fire<'_, S, E> {
+impl<S: Store, E: Event> Fire<'_, S, E> {
     /// Records it only if no event that is still kept has this key, of at most 255 characters. See
-    /// [`Fired::Duplicate`]. Not there for an event that is deleted once consumed, and its key with it.
-    pub fn dedupe_key(mut self, key: impl Into<String>) -> Self {
-        self.dedupe_key = Some(key.into());
+    /// [`Fired::Duplicate`]. Does not compile for an event that is deleted once consumed, and its key with it.
+    pub fn dedupe_key(mut self, key: impl Into<String>) -> Self
+    where
+        E::Retention: retention::Lasting,
+    {
+        self.dedupe = Some(key.into());
         self
     }
 }
@@ -87,7 +91,7 @@ impl<'t, S: Store, E: Event> IntoFuture for Fire<'t, S, E> {
     fn into_future(self) -> Self::IntoFuture {
         let span = debug_span!("owed.fire", event = E::NAME, count = 1);
         let firing = async move {
-            let new = prepare(self.tx, &self.event, self.dedupe_key, self.occurred_at)?;
+            let new = prepare(self.tx, &self.event, self.dedupe, self.occurred)?;
             let mut fired = record(self.tx, vec![new]).await?;
             fired.pop().ok_or_else(|| owed_core::StoreError::failed("recording an event", "no answer").into())
         };

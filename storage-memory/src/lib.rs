@@ -166,7 +166,7 @@ impl Store for MemoryStore {
     }
 
     async fn commit(&self, tx: MemoryTx) -> Result<(), StoreError> {
-        tx.commit();
+        tx.keep();
         Ok(())
     }
 

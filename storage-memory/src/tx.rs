@@ -216,7 +216,7 @@ impl MemoryTx {
     }
 
     /// Makes the staged writes real, or hands a savepoint's to the layer around it.
-    pub(crate) fn commit(mut self) {
+    pub(crate) fn keep(mut self) {
         self.ended = true;
         let above: Vec<Layer> = self.layers().split_off(self.level);
         if self.level > 0 {

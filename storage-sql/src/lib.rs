@@ -9,6 +9,7 @@
 //! | [`statement`] | SQL text with its values |
 //! | [`migrate`] | migrations, to run, to compose or to print |
 //! | [`error`] | what a driver's error means to a caller |
+//! | [`fresh`] | which connections of a pool are still worth using |
 //! | [`tx`] | transactions that no dropped future can leave open |
 //! | [`row`] | rows as they are read back |
 //! | [`read`] | pages, counts, and who is owed something |
@@ -17,6 +18,7 @@
 
 pub mod dialect;
 pub mod error;
+pub mod fresh;
 pub mod migrate;
 pub mod names;
 pub mod read;
@@ -28,6 +30,7 @@ pub mod tx;
 
 pub use dialect::Dialect;
 pub use error::{classify, classify_sqlx, retrying};
+pub use fresh::Fresh;
 pub use migrate::{Migration, Migrator};
 pub use names::{TableNames, Tables};
 pub use statement::Sql;

@@ -14,9 +14,12 @@ pub struct TableNames {
     schema: Option<String>,
 }
 
+/// The prefix that a service gets without asking for another.
+pub const PREFIX: &str = "owed_";
+
 impl Default for TableNames {
     fn default() -> Self {
-        TableNames { prefix: "owed_".into(), schema: None }
+        TableNames { prefix: PREFIX.into(), schema: None }
     }
 }
 

@@ -26,7 +26,7 @@ pub async fn events(
         );
         sql.bind(query.after.map_or(i64::MIN, |id| id.0));
         if let Some(ids) = ids {
-            sql.push(" AND e.id IN ").list(ids);
+            sql.push(" AND e.id IN ").ids(&ids);
         }
         if let Some(name) = &query.name {
             sql.push(" AND e.name = ").bind(name.as_str());
@@ -63,7 +63,7 @@ pub async fn deliveries(
         );
         sql.bind(query.after.map_or(i64::MIN, |id| id.0));
         if let Some(ids) = ids {
-            sql.push(" AND d.id IN ").list(ids);
+            sql.push(" AND d.id IN ").ids(&ids);
         }
         if let Some(event) = query.event_id {
             sql.push(" AND d.event_id = ").bind(event.0);

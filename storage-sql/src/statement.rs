@@ -11,6 +11,10 @@ use crate::Dialect;
 /// let mut sql = Sql::new(Dialect::Postgres, "SELECT 1 FROM t WHERE a = ");
 /// sql.bind(7i64).push(" AND b IN ").list([1i64, 2]);
 /// assert_eq!(sql.text(), "SELECT 1 FROM t WHERE a = $1 AND b IN ($2, $3)");
+///
+/// let mut sql = Sql::new(Dialect::Mysql, "DELETE FROM t WHERE id IN ");
+/// sql.ids(&[1, 2, 3]);
+/// assert_eq!(sql.text(), "DELETE FROM t WHERE id IN (?, ?, ?, ?)");
 /// ```
 #[derive(Clone, Debug)]
 pub struct Sql {
@@ -49,6 +53,14 @@ impl Sql {
             self.bind(value);
         }
         self.push(if any { ")" } else { "NULL)" })
+    }
+
+    /// Adds ids in parentheses, the last one over and over until there are 1, 2, 4, 8, .. of them: so a statement
+    /// for any number of ids has few texts, and a connection has them prepared.
+    pub fn ids(&mut self, ids: &[i64]) -> &mut Self {
+        let padded = if ids.is_empty() { 0 } else { ids.len().next_power_of_two() };
+        let last = ids.last().copied().into_iter().cycle();
+        self.list(ids.iter().copied().chain(last).take(padded))
     }
 
     /// The text so far.

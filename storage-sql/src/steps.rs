@@ -4,11 +4,14 @@
 //!
 //! None of these functions commits: that is the store's, which opened the transaction.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use owed_core::{
     Claim, ClaimKey, ClaimRequest, Claimed, DeliveryId, EventId, EventRow, Outcome, Settled, Settlement,
-    StoreError, Timestamp,
+    StoreError, Timestamp, limits,
 };
 use sea_orm::{ConnectionTrait, DbErr};
 
@@ -18,6 +21,8 @@ use crate::{Dialect, Sql, Tables, classify, row, settle};
 const IDS: usize = 1_000;
 /// The most receivers that one statement asks about.
 const ASKED: usize = 200;
+/// The most rows in a table of constants.
+const OUTCOMES: usize = 256;
 
 /// How one database locks, and which index a claim reads.
 #[derive(Clone, Debug)]
@@ -126,7 +131,7 @@ impl Steps {
                 sql.bind(&*request.worker);
                 sql.push(", claimed_at = ").bind(self.dialect.time(Some(request.now)));
                 sql.push(", available_at = ").bind(self.dialect.time(Some(request.now + receiver.lease)));
-                sql.push(" WHERE id IN ").list(chunk.iter().copied());
+                sql.push(" WHERE id IN ").ids(chunk);
                 tx.execute_raw(sql.statement()).await.map_err(told(doing))?;
             }
             picked.extend(ids);
@@ -153,7 +158,7 @@ impl Steps {
                     self.tables.delivery
                 ),
             );
-            sql.list(chunk.iter().copied());
+            sql.ids(chunk);
             for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
                 let row = row::delivery(self.dialect, &one, 0).map_err(told(doing))?;
                 rows.insert(row.id.0, row);
@@ -168,7 +173,7 @@ impl Steps {
                 self.dialect,
                 format!("SELECT {} FROM {} e WHERE e.id IN ", row::event_columns("e"), self.tables.event),
             );
-            sql.list(chunk.iter().copied());
+            sql.ids(chunk);
             for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
                 let event = row::event(self.dialect, &one, 0).map_err(told(doing))?;
                 events.insert(event.id, Arc::new(event));
@@ -231,7 +236,7 @@ impl Steps {
                     self.tables.delivery
                 ),
             );
-            sql.list(chunk.iter().copied());
+            sql.ids(chunk);
             sql.push(&format!(" ORDER BY d.id{lock}"));
             for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
                 let read = || {
@@ -268,11 +273,12 @@ impl Steps {
                 keys.iter().zip(&held).filter(move |(_, held)| wanted(held)).map(|(key, _)| key.delivery);
             ids.collect::<Vec<DeliveryId>>()
         };
-        for chunk in of(|held| *held == Some(true)).chunks(IDS) {
+        let ids: Vec<i64> = of(|held| *held == Some(true)).into_iter().map(|id| id.0).collect();
+        for chunk in ids.chunks(IDS) {
             let mut sql =
                 Sql::new(self.dialect, format!("UPDATE {} SET available_at = ", self.tables.delivery));
             sql.bind(self.dialect.time(Some(until)));
-            sql.push(" WHERE id IN ").list(chunk.iter().map(|id| id.0));
+            sql.push(" WHERE id IN ").ids(chunk);
             tx.execute_raw(sql.statement()).await.map_err(told("renewing leases"))?;
         }
         // What another transaction has is being settled by its own handler, or taken over: it counts as held.
@@ -308,7 +314,7 @@ impl Steps {
                 ),
             );
             sql.bind(self.dialect.time(Some(at)));
-            sql.push(" WHERE id IN ").list(chunk.iter().copied());
+            sql.push(" WHERE id IN ").ids(chunk);
             tx.execute_raw(sql.statement()).await.map_err(told("handing rows back"))?;
         }
         Ok(ids.len() as u64)
@@ -326,20 +332,21 @@ impl Steps {
     ) -> Result<Vec<Settled>, StoreError> {
         let keys: Vec<ClaimKey> = settlements.iter().map(|one| one.key().clone()).collect();
         let held = self.held(tx, &keys, self.wait).await?;
-        let mut done: HashMap<i64, ()> = HashMap::with_capacity(settlements.len());
+        // A row is settled once, by the first settlement whose claim holds.
+        let mut done: HashSet<i64> = HashSet::with_capacity(settlements.len());
         let mut succeeded = Vec::new();
+        let mut others = Vec::new();
         let mut settled = Vec::with_capacity(settlements.len());
         for (settlement, held) in settlements.iter().zip(held) {
             let id = settlement.key().delivery.0;
-            if held != Some(true) || done.insert(id, ()).is_some() {
+            if held != Some(true) || !done.insert(id) {
                 settled.push(Settled::Lost);
                 continue;
             }
             settled.push(Settled::Applied);
-            if *settlement.outcome() == Outcome::Succeeded {
-                succeeded.push(id);
-            } else {
-                settle::settle(tx, self.dialect, &self.tables, settlement, now).await?;
+            match settlement.outcome() {
+                Outcome::Succeeded => succeeded.push(id),
+                _ => others.push(settlement),
             }
         }
         succeeded.sort_unstable();
@@ -354,38 +361,98 @@ impl Steps {
             );
             sql.bind(self.dialect.time(Some(now)));
             sql.push(", succeeded_at = ").bind(self.dialect.time(Some(now)));
-            sql.push(" WHERE id IN ").list(chunk.iter().copied());
+            sql.push(" WHERE id IN ").ids(chunk);
             tx.execute_raw(sql.statement()).await.map_err(told("settling deliveries"))?;
+        }
+        if self.dialect == Dialect::Mysql {
+            for chunk in others.chunks(OUTCOMES) {
+                let sql = self.outcomes(chunk, now);
+                tx.execute_raw(sql.statement()).await.map_err(told("settling deliveries"))?;
+            }
+        } else {
+            for settlement in others {
+                settle::settle(tx, self.dialect, &self.tables, settlement, now).await?;
+            }
         }
         Ok(settled)
     }
 
-    /// Ends backoffs. See [`owed_core::Store::expedite`].
+    /// Writes outcomes of any kind to rows that are locked and held, for MySQL and MariaDB: a table of constants,
+    /// joined by primary key.
+    fn outcomes(&self, settlements: &[&Settlement], now: Timestamp) -> Sql {
+        let mut sql = Sql::new(self.dialect, "UPDATE (");
+        let last = settlements.last().into_iter().cycle();
+        // The last row over and over, as with ids: a few texts for any number of rows.
+        for (n, settlement) in
+            settlements.iter().chain(last).take(settlements.len().next_power_of_two()).enumerate()
+        {
+            let columns = settlement.columns(now);
+            let time = |at| self.dialect.time(at);
+            sql.push(if n == 0 { "SELECT CAST(" } else { " UNION ALL SELECT CAST(" });
+            sql.bind(settlement.key().delivery.0).push(" AS SIGNED) AS id");
+            sql.push(", CAST(").bind(columns.status.as_str()).push(" AS CHAR(20)) AS status");
+            sql.push(", CAST(").bind(columns.attempt).push(" AS SIGNED) AS attempt");
+            sql.push(", CAST(").bind(time(columns.available_at)).push(" AS DATETIME(6)) AS available_at");
+            sql.push(", CAST(").bind(time(columns.due_at)).push(" AS DATETIME(6)) AS due_at");
+            let error = columns.last_error.map(|error| limits::storable(error, limits::ERROR));
+            sql.push(", CAST(").bind(error).push(" AS CHAR(2000)) AS last_error");
+            sql.push(", CAST(").bind(time(columns.completed_at)).push(" AS DATETIME(6)) AS completed_at");
+            sql.push(", CAST(").bind(time(columns.succeeded_at)).push(" AS DATETIME(6)) AS succeeded_at");
+        }
+        sql.push(&format!(
+            ") o STRAIGHT_JOIN {} d ON d.id = o.id
+             SET d.status = o.status,
+                 d.attempts = d.attempts + o.attempt,
+                 d.available_at = o.available_at,
+                 d.due_at = COALESCE(o.due_at, d.due_at),
+                 d.last_error = COALESCE(o.last_error, d.last_error),
+                 d.completed_at = o.completed_at,
+                 d.succeeded_at = COALESCE(o.succeeded_at, d.succeeded_at),
+                 d.claimed_by = NULL,
+                 d.claimed_at = NULL,
+                 d.lapses = 0",
+            self.tables.delivery
+        ));
+        sql
+    }
+
+    /// Ends backoffs. See [`owed_core::Store::expedite`]. Rows that others hold are passed over.
+    ///
+    /// Plan: the entries of the claim's index that lie ahead, of these receivers; then primary keys.
     ///
     /// # Errors
     /// If the database can't be reached or refuses.
     pub async fn expedite(
         &self,
-        db: &impl ConnectionTrait,
+        tx: &impl ConnectionTrait,
         receivers: &[&str],
         now: Timestamp,
     ) -> Result<u64, StoreError> {
+        let doing = "ending backoffs";
+        let time = || self.dialect.time(Some(now));
+        let mut ids: Vec<i64> = Vec::new();
+        for chunk in receivers.chunks(ASKED) {
+            let mut sql = Sql::new(
+                self.dialect,
+                format!("SELECT d.id FROM {} d {} ", self.tables.delivery, self.index),
+            );
+            sql.push("WHERE d.receiver_key IN ").list(chunk.iter().copied());
+            sql.push(" AND d.available_at > ").bind(time());
+            sql.push(" AND d.available_at > d.due_at AND d.status = 'failed' ORDER BY d.id").push(self.skip);
+            for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
+                ids.push(one.try_get_by_index(0).map_err(told(doing))?);
+            }
+        }
         let mut moved = 0;
-        for chunk in receivers.chunks(IDS) {
-            let time = || self.dialect.time(Some(now));
+        for chunk in ids.chunks(IDS) {
             let mut sql = Sql::new(
                 self.dialect,
                 format!("UPDATE {} SET available_at = CASE WHEN due_at > ", self.tables.delivery),
             );
-            sql.bind(time()).push(" THEN due_at ELSE ").bind(time());
-            sql.push(" END WHERE status = 'failed' AND receiver_key IN ").list(chunk.iter().copied());
-            sql.push(" AND available_at > ").bind(time()).push(" AND available_at > due_at");
-            let written = db.execute_raw(sql.statement()).await.map_err(told("ending backoffs"))?;
+            sql.bind(time()).push(" THEN due_at ELSE ").bind(time()).push(" END WHERE id IN ").ids(chunk);
+            let written = tx.execute_raw(sql.statement()).await.map_err(told(doing))?;
             moved += written.rows_affected();
         }
         Ok(moved)
     }
 }
-
-/// The longest that a call waits for a lock or a connection before it says so.
-pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -5,38 +5,84 @@
 //! transaction. So transactions begin and end in tasks of their own. Whoever waits may go; the task goes on, and
 //! what it opened is rolled back when nobody takes it.
 
+use std::sync::Arc;
+
 use owed_core::StoreError;
 use sea_orm::{DatabaseConnection, DatabaseTransaction, TransactionOptions, TransactionTrait};
-use tokio::task::JoinHandle;
+use tokio::{
+    sync::Semaphore,
+    task::JoinHandle,
+    time::{Duration, timeout},
+};
 
 use crate::classify;
 
-async fn joined<T>(task: JoinHandle<T>) -> T {
+/// The longest that anybody waits for a turn: to write to SQLite, or to be given a connection.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a task of ours came to, whoever waited for it.
+async fn joined<T>(
+    doing: &'static str,
+    task: JoinHandle<Result<T, sea_orm::DbErr>>,
+) -> Result<T, StoreError> {
     match task.await {
-        Ok(value) => value,
+        Ok(ended) => ended.map_err(|error| classify(doing, error)),
         Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
-        // The runtime is shutting down.
-        Err(_) => std::future::pending().await,
+        // The runtime that the task ran on is shutting down.
+        Err(ended) => Err(StoreError::Unavailable { doing, source: Box::new(ended) }),
     }
 }
 
-/// Opens a transaction.
-///
-/// # Errors
-/// If the database can't be reached or refuses.
-pub async fn begin(
-    db: &DatabaseConnection,
+/// Opens transactions on one pool.
+#[derive(Clone, Debug)]
+pub struct Opener {
+    db: DatabaseConnection,
     options: TransactionOptions,
-) -> Result<DatabaseTransaction, StoreError> {
-    let db = db.clone();
-    let begun = joined(tokio::spawn(async move { db.begin_with_options(options).await })).await;
-    begun.map_err(|error| classify("opening a transaction", error))
+    /// One for each connection of the pool. A caller waits for one in its own future and the task goes on with it,
+    /// so that callers who gave up on a busy pool do not leave a queue of tasks that each want a connection.
+    turns: Arc<Semaphore>,
 }
 
-/// Opens a savepoint. Dropped in flight it may stay on the server, where the next one of its name covers it.
+impl Opener {
+    /// Opens transactions with these options on `db`, whose pool has `connections`.
+    pub fn new(db: DatabaseConnection, options: TransactionOptions, connections: u32) -> Self {
+        Opener { db, options, turns: Arc::new(Semaphore::new(connections.max(1) as usize)) }
+    }
+
+    /// Opens a transaction.
+    ///
+    /// # Errors
+    /// If the database can't be reached or refuses, or no connection came free for [`PATIENCE`].
+    ///
+    /// # Cancel safety
+    /// Dropped in flight, what was opened is rolled back before anybody else uses the connection.
+    pub async fn begin(&self) -> Result<DatabaseTransaction, StoreError> {
+        let doing = "opening a transaction";
+        let unavailable = |source| StoreError::Unavailable { doing, source };
+        let turn = timeout(PATIENCE, self.turns.clone().acquire_owned()).await;
+        let turn = turn.map_err(|waited| unavailable(waited.into()))?;
+        let turn = turn.map_err(|closed| unavailable(closed.into()))?;
+        let (db, options) = (self.db.clone(), self.options);
+        let begin = async move {
+            let begun = db.begin_with_options(options).await;
+            drop(turn);
+            begun
+        };
+        joined(doing, tokio::spawn(begin)).await
+    }
+}
+
+/// Opens a savepoint.
 ///
 /// # Errors
 /// If the database can't be reached or refuses.
+///
+/// # Cancel safety
+/// **Not to be dropped in flight**, unless the transaction is dropped with it: SeaORM then takes the reply that is
+/// still to come for one that never will, rolls back the whole transaction, and what is done on it afterwards is
+/// committed statement by statement. It can't go on in a task of its own, since it borrows the transaction:
+/// whoever owns that one puts both into a task. (`SeaORM` 2.0.4 over sqlx 0.9.0, PostgreSQL and MySQL; on SQLite
+/// it is undone as it should be, or the whole transaction is.)
 pub async fn savepoint(tx: &DatabaseTransaction) -> Result<DatabaseTransaction, StoreError> {
     tx.begin().await.map_err(|error| classify("opening a savepoint", error))
 }
@@ -46,8 +92,7 @@ pub async fn savepoint(tx: &DatabaseTransaction) -> Result<DatabaseTransaction, 
 /// # Errors
 /// If the database can't be reached (it is then not known whether it committed) or refuses.
 pub async fn commit(tx: DatabaseTransaction) -> Result<(), StoreError> {
-    let ended = joined(tokio::spawn(tx.commit())).await;
-    ended.map_err(|error| classify("committing a transaction", error))
+    joined("committing a transaction", tokio::spawn(tx.commit())).await
 }
 
 /// Rolls a transaction back, or undoes a savepoint. Goes on when dropped.
@@ -55,6 +100,5 @@ pub async fn commit(tx: DatabaseTransaction) -> Result<(), StoreError> {
 /// # Errors
 /// If the database can't be reached; it has not committed then.
 pub async fn rollback(tx: DatabaseTransaction) -> Result<(), StoreError> {
-    let ended = joined(tokio::spawn(tx.rollback())).await;
-    ended.map_err(|error| classify("rolling a transaction back", error))
+    joined("rolling a transaction back", tokio::spawn(tx.rollback())).await
 }

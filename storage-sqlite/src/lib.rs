@@ -25,8 +25,12 @@ use owed_core::{
     Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery,
     EventRow, Listener, NewEvent, Recorded, Settled, Settlement, Signal, Store, StoreError, Tally, Timestamp,
 };
-use owed_sql::{Dialect, Migrator, TableNames, Tables, read, retrying, settle, steps::Steps, tx};
-use sea_orm::{DatabaseConnection, DatabaseTransaction, SqliteTransactionMode, TransactionOptions};
+use owed_sql::{
+    Dialect, Migrator, TableNames, Tables, read, retrying, settle,
+    steps::Steps,
+    tx::{self, Opener},
+};
+use sea_orm::{DatabaseConnection, DatabaseTransaction};
 use sea_orm_migration::MigrationTrait;
 
 pub use connect::SqliteBuilder;
@@ -43,6 +47,7 @@ struct Inner {
     /// One connection: the queue of this process's writers.
     write: DatabaseConnection,
     read: DatabaseConnection,
+    opener: Opener,
     names: TableNames,
     tables: Tables,
     steps: Steps,
@@ -57,15 +62,6 @@ impl std::fmt::Debug for SqliteStore {
     }
 }
 
-/// A transaction that is going to write takes the write lock when it begins: one that took it later could find
-/// that another has written meanwhile, and fail.
-fn immediate() -> TransactionOptions {
-    TransactionOptions {
-        sqlite_transaction_mode: Some(SqliteTransactionMode::Immediate),
-        ..TransactionOptions::default()
-    }
-}
-
 impl SqliteStore {
     /// Opens a database file, and makes it if it is not there: `sqlite://shop.db`, or `sqlite::memory:`.
     ///
@@ -77,7 +73,15 @@ impl SqliteStore {
 
     /// Opens a database file with other table names, or another clock.
     pub fn builder(url: impl Into<String>) -> SqliteBuilder {
-        SqliteBuilder::new(url.into())
+        SqliteBuilder::of_url(url.into())
+    }
+
+    /// Uses connections that the service has already, with other table names if it wants.
+    ///
+    /// The store's own pool writes over one connection, so that writers of this process queue in order. A pool of
+    /// several leaves it to SQLite, which makes a writer wait only for as long as that pool's `busy_timeout`.
+    pub fn on(db: DatabaseConnection) -> SqliteBuilder {
+        SqliteBuilder::of_connection(db)
     }
 
     /// The connection that writes, for the service's own statements outside of a transaction.
@@ -93,7 +97,7 @@ impl SqliteStore {
     /// # Cancel safety
     /// Dropped, it is rolled back as a whole.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        let begun = tx::begin(&self.inner.write, immediate()).await?;
+        let begun = self.inner.opener.begin().await?;
         self.migrator().run(&begun).await?;
         tx::commit(begun).await
     }
@@ -118,7 +122,7 @@ impl SqliteStore {
 macro_rules! in_tx {
     ($store:ident, |$tx:ident| $work:expr) => {
         retrying(|| async {
-            let $tx = tx::begin(&$store.inner.write, immediate()).await?;
+            let $tx = $store.inner.opener.begin().await?;
             let answer = $work.await?;
             tx::commit($tx).await?;
             Ok(answer)
@@ -147,7 +151,7 @@ impl Store for SqliteStore {
     }
 
     async fn begin(&self) -> Result<DatabaseTransaction, StoreError> {
-        tx::begin(&self.inner.write, immediate()).await
+        self.inner.opener.begin().await
     }
 
     async fn savepoint(&self, tx: &DatabaseTransaction) -> Result<DatabaseTransaction, StoreError> {
@@ -219,7 +223,7 @@ impl Store for SqliteStore {
     }
 
     async fn expedite(&self, receivers: &[&str], now: Timestamp) -> Result<u64, StoreError> {
-        retrying(|| self.inner.steps.expedite(&self.inner.write, receivers, now)).await
+        in_tx!(self, |tx| self.inner.steps.expedite(&tx, receivers, now))
     }
 
     async fn owed_receivers(&self) -> Result<Vec<String>, StoreError> {

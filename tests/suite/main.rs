@@ -4,7 +4,6 @@
 #![allow(missing_docs, reason = "tests are named as sentences")]
 
 mod bed;
-mod compile_fail;
 mod declaring;
 mod delivering;
 mod firing;

@@ -1,0 +1,5 @@
+use owed::{Receiver};
+
+fn main() {
+    let _ = Receiver::on::<String>("k");
+}

@@ -1,0 +1,18 @@
+use owed::{Event, Failure, MemoryStore, Outbox, Receiver};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+#[derive(Serialize, Deserialize, Event)]
+struct Placed {
+    n: i64,
+}
+
+async fn handle(_: Placed) -> Result<(), Failure> {
+    Ok(())
+}
+
+fn main() {
+    let _ = Outbox::builder(MemoryStore::new())
+        .receiver(Receiver::on::<Placed>("k").durable().targets(|_, _| vec![]).due(Duration::from_secs(1)).run(handle))
+        .build();
+}
