@@ -1,16 +1,20 @@
 //! Connecting, and finding out which server answers.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{
+    fmt,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+};
 
 use owed_core::{Clock, SampledClock, Signal, Store, StoreError};
-use owed_sql::{
-    TableNames, classify_sqlx,
-    steps::{PATIENCE, Steps},
-};
+use owed_sql::{Fresh, TableNames, classify_sqlx, fresh::TRUSTED, names::PREFIX, steps::Steps, tx::Opener};
 use sea_orm::{
-    DatabaseConnection,
+    DatabaseConnection, IsolationLevel, TransactionOptions,
     sqlx::{
-        self, MySqlPool,
+        self, Connection, MySqlPool,
         mysql::{MySqlConnectOptions, MySqlPoolOptions},
     },
 };
@@ -29,8 +33,6 @@ pub(crate) enum Kind {
 pub(crate) struct Server {
     pub(crate) kind: Kind,
     version: String,
-    /// How far apart the numbers are that one INSERT draws.
-    pub(crate) increment: i64,
 }
 
 impl fmt::Display for Server {
@@ -49,7 +51,7 @@ impl Server {
     ///
     /// # Errors
     /// A server that is too old to skip locked rows: it would wait for another relay's rows instead.
-    pub(crate) fn read(said: &str, increment: i64) -> Result<Self, StoreError> {
+    pub(crate) fn read(said: &str) -> Result<Self, StoreError> {
         let kind = if said.to_ascii_lowercase().contains("mariadb") { Kind::Mariadb } else { Kind::Mysql };
         // MariaDB's own protocol puts this before its version, for clients that knew MySQL alone.
         let said = said.strip_prefix("5.5.5-").filter(|_| kind == Kind::Mariadb).unwrap_or(said);
@@ -59,7 +61,7 @@ impl Server {
             Kind::Mysql => [8, 0, 1],
             Kind::Mariadb => [10, 6, 0],
         };
-        let server = Server { kind, version, increment };
+        let server = Server { kind, version };
         if numbers.is_empty() || numbers[..] < least[..] {
             return Err(StoreError::unsupported(format!(
                 "this server is {server}, which can't skip rows that another relay holds: owed needs MySQL 8.0.1 or MariaDB 10.6, or later"
@@ -69,11 +71,48 @@ impl Server {
     }
 }
 
+/// How far apart the ids are that one INSERT of many rows draws (`auto_increment_increment`).
+///
+/// A session keeps the value that it began with, whatever is set for later ones. So what the sessions of a pool of
+/// ours say when they connect holds for as long as they all say the same; else whoever needs it asks its session.
+#[derive(Clone, Debug)]
+pub(crate) struct Spacing(Arc<AtomicI64>);
+
+/// What a session says about it.
+pub(crate) const SPACING: &str = "SELECT CAST(@@SESSION.auto_increment_increment AS SIGNED)";
+
+impl Spacing {
+    const UNKNOWN: i64 = 0;
+    const ASK: i64 = -1;
+
+    /// To be learnt from the sessions of a pool of ours.
+    fn learnt() -> Self {
+        Spacing(Arc::new(AtomicI64::new(Self::UNKNOWN)))
+    }
+
+    fn ask_always(&self) {
+        self.0.store(Self::ASK, Ordering::Relaxed);
+    }
+
+    /// Notes what a new session says.
+    fn learn(&self, said: i64) {
+        let learnt = self.0.compare_exchange(Self::UNKNOWN, said, Ordering::Relaxed, Ordering::Relaxed);
+        if learnt.is_err_and(|before| before != said) {
+            self.ask_always();
+        }
+    }
+
+    /// The distance, where it is the same in every session.
+    pub(crate) fn known(&self) -> Option<i64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|known| *known > 0)
+    }
+}
+
 /// Connects to MySQL or MariaDB. Made by [`MysqlStore::builder`] and [`MysqlStore::on`].
 #[must_use = "nothing is connected until `connect` is awaited"]
 pub struct MysqlBuilder {
     to: To,
-    prefix: Option<String>,
+    prefix: String,
     max_connections: u32,
     clock: Option<Arc<dyn Clock>>,
 }
@@ -91,7 +130,7 @@ impl fmt::Debug for MysqlBuilder {
 
 impl MysqlBuilder {
     fn to(to: To) -> Self {
-        MysqlBuilder { to, prefix: None, max_connections: 16, clock: None }
+        MysqlBuilder { to, prefix: PREFIX.into(), max_connections: 16, clock: None }
     }
 
     pub(crate) fn of_url(url: String) -> Self {
@@ -104,7 +143,7 @@ impl MysqlBuilder {
 
     /// What the names of its tables start with. Default `owed_`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = Some(prefix.into());
+        self.prefix = prefix.into();
         self
     }
 
@@ -126,9 +165,13 @@ impl MysqlBuilder {
     /// # Errors
     /// If the URL is none, a name can't be used, the server can't be reached, or is too old to skip locked rows.
     pub async fn connect(self) -> Result<MysqlStore, StoreError> {
-        let names = TableNames::new(self.prefix.unwrap_or_else(|| "owed_".into()), None)?;
+        let names = TableNames::new(self.prefix, None)?;
+        let (fresh, spacing) = (Fresh::default(), Spacing::learnt());
         let (db, ours): (DatabaseConnection, bool) = match self.to {
-            To::Connection(db) => (*db, false),
+            To::Connection(db) => {
+                spacing.ask_always();
+                (*db, false)
+            }
             To::Url(url) => {
                 let url = match url.strip_prefix("mariadb://") {
                     Some(rest) => format!("mysql://{rest}"),
@@ -136,15 +179,19 @@ impl MysqlBuilder {
                 };
                 let options = MySqlConnectOptions::from_str(&url)
                     .map_err(|error| classify_sqlx("reading the database's URL", error))?;
-                (pool(options, self.max_connections).into(), true)
+                (pool(options, self.max_connections, fresh.clone(), spacing.clone()).into(), true)
             }
         };
-        let (version, increment): (String, u64) =
-            sqlx::query_as("SELECT VERSION(), CAST(@@auto_increment_increment AS UNSIGNED)")
-                .fetch_one(db.get_mysql_connection_pool())
-                .await
-                .map_err(|error| classify_sqlx("asking for the server's version", error))?;
-        let server = Server::read(&version, i64::try_from(increment).unwrap_or(1))?;
+        let asking = |error| classify_sqlx("asking for the server's version", error);
+        let pool = db.get_mysql_connection_pool();
+        let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(pool).await.map_err(asking)?;
+        let server = Server::read(&version)?;
+        let galera = sqlx::query("SHOW VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'");
+        if galera.fetch_optional(pool).await.map_err(asking)?.is_some() {
+            // A node of a Galera cluster sets its sessions' spacing anew when others come and go.
+            spacing.ask_always();
+        }
+        let opener = opener(&db, ours);
         let tables = names.tables(DIALECT);
         let steps = Steps {
             dialect: DIALECT,
@@ -158,29 +205,63 @@ impl MysqlBuilder {
             Some(clock) => Time::Given(clock),
             None => Time::Server(Arc::new(SampledClock::default())),
         };
-        let inner =
-            Inner { db, names, tables, steps, time, signal: Signal::new(), server, read_committed: ours };
+        let signal = Signal::new();
+        let inner = Inner { db, opener, fresh, names, tables, steps, time, signal, server, spacing };
         let store = MysqlStore { inner: Arc::new(inner) };
         store.sync_clock().await?;
         Ok(store)
     }
 }
 
-/// A pool whose sessions are READ COMMITTED, so that neither a transaction nor a statement on its own has to ask.
-pub(crate) fn pool(options: MySqlConnectOptions, most: u32) -> MySqlPool {
-    let pool = MySqlPoolOptions::new().max_connections(most).acquire_timeout(PATIENCE);
-    let pool = pool.after_connect(|connection, _| {
-        Box::pin(async move {
-            let set = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
-            sqlx::query(set).execute(connection).await.map(|_| ())
+pub(crate) fn opener(db: &DatabaseConnection, plain: bool) -> Opener {
+    let isolation_level = (!plain).then_some(IsolationLevel::ReadCommitted);
+    let options = TransactionOptions { isolation_level, ..TransactionOptions::default() };
+    Opener::new(db.clone(), options, db.get_mysql_connection_pool().options().get_max_connections())
+}
+
+/// A pool whose sessions are READ COMMITTED, so that neither a transaction nor a statement on its own has to ask,
+/// and which spends no round trip on looking at a connection that was in use a moment ago.
+pub(crate) fn pool(options: MySqlConnectOptions, most: u32, fresh: Fresh, spacing: Spacing) -> MySqlPool {
+    MySqlPoolOptions::new()
+        .max_connections(most)
+        .after_connect(move |connection, _| {
+            let spacing = spacing.clone();
+            Box::pin(async move {
+                let set = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+                sqlx::query(set).execute(&mut *connection).await?;
+                let asked = sqlx::query_scalar(SPACING).fetch_one(connection).await?;
+                spacing.learn(asked);
+                Ok(())
+            })
         })
-    });
-    pool.connect_lazy_with(options)
+        .test_before_acquire(false)
+        .before_acquire(move |connection, meta| {
+            let allowed = fresh.allows(meta.age);
+            Box::pin(async move {
+                if allowed && meta.idle_for >= TRUSTED {
+                    connection.ping().await?;
+                }
+                Ok(allowed)
+            })
+        })
+        .connect_lazy_with(options)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spacing_is_known_for_as_long_as_all_sessions_agree() {
+        let spacing = Spacing::learnt();
+        assert_eq!(spacing.known(), None);
+        spacing.learn(1);
+        spacing.learn(1);
+        assert_eq!(spacing.known(), Some(1));
+        spacing.learn(2);
+        spacing.learn(1);
+        assert_eq!(spacing.known(), None);
+    }
 
     #[test]
     fn a_server_is_known_by_what_it_says_and_an_old_one_is_refused_by_name() {
@@ -192,7 +273,7 @@ mod tests {
             ("5.5.5-10.6.16-MariaDB", "MariaDB 10.6.16"),
             ("11.4.2-MariaDB", "MariaDB 11.4.2"),
         ] {
-            assert_eq!(Server::read(said, 1).unwrap().to_string(), shown);
+            assert_eq!(Server::read(said).unwrap().to_string(), shown);
         }
         for (said, shown) in [
             ("8.0.0", "MySQL 8.0.0"),
@@ -200,7 +281,7 @@ mod tests {
             ("10.5.23-MariaDB", "MariaDB 10.5.23"),
             ("what", "MySQL what"),
         ] {
-            let refused = Server::read(said, 1).unwrap_err().to_string();
+            let refused = Server::read(said).unwrap_err().to_string();
             assert!(refused.contains(shown) && refused.contains("10.6"), "{refused}");
         }
     }

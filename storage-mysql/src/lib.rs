@@ -29,15 +29,18 @@ use owed_core::{
     Tally, Timestamp,
 };
 use owed_sql::{
-    Dialect, Migrator, TableNames, Tables, classify, classify_sqlx, read, retrying, settle, steps::Steps, tx,
+    Dialect, Fresh, Migrator, TableNames, Tables, classify, classify_sqlx, read, retrying, settle,
+    steps::Steps,
+    tx::{self, Opener},
 };
 use sea_orm::{
-    ConnectionTrait, DatabaseConnection, DatabaseTransaction, IsolationLevel, TransactionOptions,
-    sqlx::{self, MySqlPool},
+    ConnectionTrait, DatabaseConnection, DatabaseTransaction,
+    sqlx::{self, Connection, MySqlConnection, MySqlPool},
 };
 use sea_orm_migration::MigrationTrait;
 
 pub use connect::MysqlBuilder;
+use connect::{Server, Spacing};
 
 const DIALECT: Dialect = Dialect::Mysql;
 
@@ -50,14 +53,15 @@ pub struct MysqlStore {
 #[derive(Clone)]
 struct Inner {
     db: DatabaseConnection,
+    opener: Opener,
+    fresh: Fresh,
     names: TableNames,
     tables: Tables,
     steps: Steps,
     time: Time,
     signal: Signal,
-    server: connect::Server,
-    /// Whether sessions are READ COMMITTED already, so that `BEGIN` is enough.
-    read_committed: bool,
+    server: Server,
+    spacing: Spacing,
 }
 
 #[derive(Clone)]
@@ -109,11 +113,12 @@ impl MysqlStore {
     /// goes on from there.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         let migrating = |error| classify_sqlx("preparing to migrate", error);
-        // A lock of the server that belongs to one connection; closed with it, whatever happens here.
-        let mut connection = self.pool().acquire().await.map_err(migrating)?;
-        connection.close_on_drop();
+        // A lock of the server that belongs to one connection, and ends with it, whatever happens here. Not one of
+        // the pool's, which may have no other.
+        let options = self.pool().connect_options();
+        let mut connection = MySqlConnection::connect_with(&options).await.map_err(migrating)?;
         let locked: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK('owed migrations', 60)")
-            .fetch_one(&mut *connection)
+            .fetch_one(&mut connection)
             .await
             .map_err(migrating)?;
         if locked != Some(1) {
@@ -123,7 +128,8 @@ impl MysqlStore {
             });
         }
         let migrated = self.migrator().run(&self.inner.db).await;
-        drop(connection);
+        // The lock is gone either way; this way the server does not have to find out.
+        let _ = connection.close().await;
         migrated
     }
 
@@ -158,24 +164,21 @@ impl MysqlStore {
     fn pool(&self) -> &MySqlPool {
         self.inner.db.get_mysql_connection_pool()
     }
-
-    fn options(&self) -> TransactionOptions {
-        let isolation_level = (!self.inner.read_committed).then_some(IsolationLevel::ReadCommitted);
-        TransactionOptions { isolation_level, ..TransactionOptions::default() }
-    }
 }
 
 /// Runs some work in a transaction of its own, again if the database asks for it. A macro, since a closure that
 /// borrows the transaction in its future can't be shown to be `Send`.
 macro_rules! in_tx {
     ($store:ident, |$tx:ident| $work:expr) => {
-        retrying(|| async {
-            let $tx = tx::begin(&$store.inner.db, $store.options()).await?;
-            let answer = $work.await?;
-            tx::commit($tx).await?;
-            Ok(answer)
-        })
-        .await
+        $store.inner.fresh.noting(
+            retrying(|| async {
+                let $tx = $store.inner.opener.begin().await?;
+                let answer = $work.await?;
+                tx::commit($tx).await?;
+                Ok(answer)
+            })
+            .await,
+        )
     };
 }
 
@@ -211,7 +214,7 @@ impl Store for MysqlStore {
     }
 
     async fn begin(&self) -> Result<DatabaseTransaction, StoreError> {
-        tx::begin(&self.inner.db, self.options()).await
+        self.inner.opener.begin().await
     }
 
     async fn savepoint(&self, tx: &DatabaseTransaction) -> Result<DatabaseTransaction, StoreError> {
@@ -231,7 +234,7 @@ impl Store for MysqlStore {
         tx: &DatabaseTransaction,
         events: &[NewEvent],
     ) -> Result<Vec<Recorded>, StoreError> {
-        record::record(tx, &self.inner.tables, self.inner.server.increment, events).await
+        self.inner.fresh.noting(record::record(tx, &self.inner, events).await)
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Claimed>, StoreError> {
@@ -264,7 +267,8 @@ impl Store for MysqlStore {
     }
 
     async fn suspect(&self, key: &ClaimKey) -> Result<Settled, StoreError> {
-        retrying(|| settle::suspect(&self.inner.db, DIALECT, &self.inner.tables, key)).await
+        let noted = retrying(|| settle::suspect(&self.inner.db, DIALECT, &self.inner.tables, key)).await;
+        self.inner.fresh.noting(noted)
     }
 
     async fn settle(
@@ -273,7 +277,7 @@ impl Store for MysqlStore {
         settlement: &Settlement,
         now: Timestamp,
     ) -> Result<Settled, StoreError> {
-        settle::settle(tx, DIALECT, &self.inner.tables, settlement, now).await
+        self.inner.fresh.noting(settle::settle(tx, DIALECT, &self.inner.tables, settlement, now).await)
     }
 
     async fn settle_all(
@@ -315,8 +319,9 @@ impl Store for MysqlStore {
 
     async fn detached(&self) -> Result<Self, StoreError> {
         let options = self.pool().connect_options().as_ref().clone();
-        let db = connect::pool(options, 2).into();
-        let inner = Inner { db, read_committed: true, ..Inner::clone(&self.inner) };
-        Ok(MysqlStore { inner: Arc::new(inner) })
+        let pool = connect::pool(options, 2, self.inner.fresh.clone(), self.inner.spacing.clone());
+        let db = pool.into();
+        let opener = connect::opener(&db, true);
+        Ok(MysqlStore { inner: Arc::new(Inner { db, opener, ..Inner::clone(&self.inner) }) })
     }
 }

@@ -1,64 +1,104 @@
 //! Writing events and what they owe.
 //!
-//! An INSERT of many rows draws their ids at once, in the order of the rows and evenly apart, and answers the first
-//! (a "simple insert", whatever `innodb_autoinc_lock_mode` is): no row is read back.
+//! No row is read back for its id. An INSERT of many rows draws their ids at once, in the order of the rows and
+//! evenly apart, and answers the first (it is a "simple insert", whatever `innodb_autoinc_lock_mode` is, as long as
+//! nobody puts a trigger on these tables); MariaDB answers all of them.
 
 use std::collections::HashMap;
 
 use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError, row::target_digest};
 use owed_sql::{Sql, Tables, classify};
-use sea_orm::{ConnectionTrait, DatabaseTransaction, SqlErr, Value};
+use sea_orm::{ConnectionTrait, DatabaseTransaction, DbErr, SqlErr, Statement, Value};
 
-use crate::DIALECT;
+use crate::{
+    DIALECT, Inner,
+    connect::{Kind, SPACING},
+};
 
 /// Rows in one statement: at most 16 values each, below 65,535 placeholders.
 const ROWS: usize = 2_000;
-/// Bytes of payloads in one statement, below the servers' default `max_allowed_packet` even with one event more of
-/// the largest payload.
+/// Bytes in one statement, below the servers' default `max_allowed_packet` (MariaDB: 16 MiB) even with one event
+/// more of the largest payload.
 const BYTES: usize = 4 * 1024 * 1024;
 
 pub(crate) async fn record(
     tx: &DatabaseTransaction,
-    tables: &Tables,
-    increment: i64,
+    inner: &Inner,
     events: &[NewEvent],
 ) -> Result<Vec<Recorded>, StoreError> {
     let mut found: Vec<Result<EventId, EventId>> = Vec::with_capacity(events.len());
-    while found.len() < events.len() {
+    while let Some(next) = events.get(found.len()) {
         let rest = &events[found.len()..];
         let plain = rest.iter().take_while(|event| event.dedupe_key.is_none());
-        let mut bytes = 0;
-        let many = plain
-            .take(ROWS)
-            .take_while(|event| {
-                let fits = bytes < BYTES;
-                bytes += event.payload.len();
-                fits
-            })
-            .count();
-        if many > 0 {
-            let first = insert(tx, tables, &rest[..many]).await?;
-            found.extend((0..many as i64).map(|n| Ok(EventId(first + n * increment))));
+        let many = fitting(plain, |event| event.payload.len() + event.scope.as_ref().map_or(0, Vec::len));
+        if many == 0 {
+            found.push(insert_once(tx, &inner.tables, next).await?);
         } else {
-            found.push(insert_once(tx, tables, &rest[0]).await?);
+            let sql = statement(&inner.tables, &rest[..many]);
+            let ids = insert(tx, inner, sql, many, "recording events").await?;
+            found.extend(ids.into_iter().map(|id| Ok(EventId(id))));
         }
     }
-    let mut deliveries = deliveries(tx, tables, increment, events, &found).await?.into_iter();
+    let mut deliveries = deliveries(tx, inner, events, &found).await?.into_iter();
     let recorded = events.iter().zip(found).map(|(event, found)| match found {
-        Ok(id) => Recorded::New {
-            event: id,
-            deliveries: deliveries.by_ref().take(event.deliveries.len()).collect(),
-        },
+        Ok(id) => {
+            let deliveries = deliveries.by_ref().take(event.deliveries.len()).collect();
+            Recorded::New { event: id, deliveries }
+        }
         Err(of) => Recorded::Duplicate { of },
     });
     Ok(recorded.collect())
 }
 
-/// Writes events and answers the first one's id.
-async fn insert(tx: &DatabaseTransaction, tables: &Tables, events: &[NewEvent]) -> Result<i64, StoreError> {
-    let written = tx.execute_raw(statement(tables, events).statement()).await;
-    let written = written.map_err(|error| classify("recording events", error))?;
-    Ok(i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX))
+/// How many of these fit into one statement: at least one, if there is one.
+fn fitting<T>(rows: impl Iterator<Item = T>, size: impl Fn(&T) -> usize) -> usize {
+    let mut bytes = 0;
+    let fits = |row: &T| {
+        let fits = bytes < BYTES;
+        bytes += size(row);
+        fits
+    };
+    rows.take(ROWS).take_while(fits).count()
+}
+
+/// Writes `rows` rows and answers their ids, in order.
+async fn insert(
+    tx: &DatabaseTransaction,
+    inner: &Inner,
+    mut sql: Sql,
+    rows: usize,
+    doing: &'static str,
+) -> Result<Vec<i64>, StoreError> {
+    if inner.server.kind == Kind::Mariadb {
+        sql.push(" RETURNING id");
+        let mut ids = numbers(tx, sql.statement(), doing).await?;
+        ids.sort_unstable();
+        return match ids.len() == rows {
+            true => Ok(ids),
+            false => Err(StoreError::failed(doing, "the server did not answer for each row")),
+        };
+    }
+    let spacing = match inner.spacing.known() {
+        Some(known) => known,
+        None if rows == 1 => 1,
+        None => {
+            let asked = numbers(tx, Statement::from_string(DIALECT.backend(), SPACING), doing).await?;
+            asked.first().copied().unwrap_or(1)
+        }
+    };
+    let written = tx.execute_raw(sql.statement()).await.map_err(|error| classify(doing, error))?;
+    let first = i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX);
+    Ok((0..rows as i64).map(|n| first + n * spacing).collect())
+}
+
+async fn numbers(
+    tx: &DatabaseTransaction,
+    statement: Statement,
+    doing: &'static str,
+) -> Result<Vec<i64>, StoreError> {
+    let rows = tx.query_all_raw(statement).await.map_err(|error| classify(doing, error))?;
+    let numbers: Result<Vec<i64>, DbErr> = rows.iter().map(|row| row.try_get_by_index(0)).collect();
+    numbers.map_err(|error| classify(doing, error))
 }
 
 /// Writes one event with a dedupe key, or answers the earlier one. A duplicate undoes its own statement alone, so
@@ -79,9 +119,9 @@ async fn insert_once(
     let doing = "looking for the event with this dedupe key";
     let mut sql = Sql::new(DIALECT, format!("SELECT id FROM {} WHERE dedupe_key = ", tables.event));
     sql.bind(event.dedupe_key.clone()).push(" LOCK IN SHARE MODE");
-    let row = tx.query_one_raw(sql.statement()).await.map_err(|error| classify(doing, error))?;
-    let row = row.ok_or_else(|| StoreError::failed(doing, "it is not there"))?;
-    Ok(Err(EventId(row.try_get_by_index(0).map_err(|error| classify(doing, error))?)))
+    let ids = numbers(tx, sql.statement(), doing).await?;
+    let id = ids.first().ok_or_else(|| StoreError::failed(doing, "it is not there"))?;
+    Ok(Err(EventId(*id)))
 }
 
 fn statement(tables: &Tables, events: &[NewEvent]) -> Sql {
@@ -125,8 +165,7 @@ fn statement(tables: &Tables, events: &[NewEvent]) -> Sql {
 /// Writes what the events owe, those of duplicates left out, and answers the ids in order.
 async fn deliveries(
     tx: &DatabaseTransaction,
-    tables: &Tables,
-    increment: i64,
+    inner: &Inner,
     events: &[NewEvent],
     found: &[Result<EventId, EventId>],
 ) -> Result<Vec<DeliveryId>, StoreError> {
@@ -138,14 +177,16 @@ async fn deliveries(
         .flat_map(|(event, id)| event.deliveries.iter().map(move |delivery| (event, id, delivery)))
         .collect();
     let mut ids = Vec::with_capacity(owed.len());
-    for chunk in owed.chunks(ROWS) {
+    while ids.len() < owed.len() {
+        let rest = &owed[ids.len()..];
+        let chunk = &rest[..fitting(rest.iter(), |(_, _, delivery)| delivery.target.len())];
         let mut sql = Sql::new(
             DIALECT,
             format!(
                 "INSERT INTO {} (event_id, receiver_key, target, target_digest, status, max_attempts, available_at,
                      due_at, claimed_by, claimed_at)
                  VALUES ",
-                tables.delivery
+                inner.tables.delivery
             ),
         );
         for (n, (event, id, delivery)) in chunk.iter().enumerate() {
@@ -167,10 +208,8 @@ async fn deliveries(
                 DIALECT.time(born.then_some(event.recorded_at)),
             ] as [Value; 10]);
         }
-        let written = tx.execute_raw(sql.statement()).await;
-        let written = written.map_err(|error| classify("recording deliveries", error))?;
-        let first = i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX);
-        ids.extend((0..chunk.len() as i64).map(|n| DeliveryId(first + n * increment)));
+        let written = insert(tx, inner, sql, chunk.len(), "recording deliveries").await?;
+        ids.extend(written.into_iter().map(DeliveryId));
     }
     Ok(ids)
 }

@@ -29,7 +29,7 @@ pub(crate) fn sql(tables: &Tables, filtered: bool) -> String {
                  SELECT d.id, d.available_at
                  FROM {delivery} d
                  WHERE d.receiver_key = k.receiver_key AND d.available_at <= $3 {filter}
-                 ORDER BY d.available_at
+                 ORDER BY d.available_at, d.id
                  LIMIT $4
                  FOR UPDATE SKIP LOCKED
              ) due

@@ -8,14 +8,21 @@ use sea_orm::sqlx::{self, AssertSqlSafe, PgPool, Row};
 
 use crate::row;
 
-type Keys<'a> = (Vec<i64>, Vec<&'a str>, Vec<Timestamp>);
+/// Claims as arrays, one for each column.
+pub(crate) struct Keys<'a> {
+    pub(crate) ids: Vec<i64>,
+    pub(crate) workers: Vec<&'a str>,
+    pub(crate) since: Vec<Timestamp>,
+}
 
-fn arrays(keys: &[ClaimKey]) -> Keys<'_> {
-    (
-        keys.iter().map(|key| key.delivery.0).collect(),
-        keys.iter().map(|key| &*key.worker).collect(),
-        keys.iter().map(|key| key.at).collect(),
-    )
+impl<'a> Keys<'a> {
+    pub(crate) fn of(keys: impl Iterator<Item = &'a ClaimKey> + Clone) -> Self {
+        Keys {
+            ids: keys.clone().map(|key| key.delivery.0).collect(),
+            workers: keys.clone().map(|key| &*key.worker).collect(),
+            since: keys.map(|key| key.at).collect(),
+        }
+    }
 }
 
 /// Answers what is still held. A row that its own handler's transaction has settled is locked until that commits:
@@ -28,24 +35,37 @@ pub(crate) async fn renew(
     keys: &[ClaimKey],
     until: Timestamp,
 ) -> Result<Vec<DeliveryId>, StoreError> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
     let sql = format!(
-        "WITH free AS MATERIALIZED (
-             SELECT d.id, d.status = 'claimed' AND d.claimed_by = c.claimed_by AND d.claimed_at = c.claimed_at AS held
-             FROM unnest($1::bigint[], $2::text[], $3::timestamptz[]) AS c (id, claimed_by, claimed_at)
-             JOIN {delivery} d ON d.id = c.id
+        "WITH asked AS MATERIALIZED (
+             SELECT *
+             FROM unnest($1::bigint[], $2::text[], $3::timestamptz[])
+                 WITH ORDINALITY AS k (id, claimed_by, claimed_at, place)
+         ), free AS MATERIALIZED (
+             SELECT d.id, d.status, d.claimed_by, d.claimed_at
+             FROM {delivery} d
+             WHERE d.id = ANY($1)
              ORDER BY d.id
-             FOR UPDATE OF d SKIP LOCKED
+             FOR UPDATE SKIP LOCKED
+         ), held AS MATERIALIZED (
+             SELECT asked.id, asked.place
+             FROM asked JOIN free USING (id, claimed_by, claimed_at)
+             WHERE free.status = 'claimed'
          ), renewed AS (
-             UPDATE {delivery} d SET available_at = $4 FROM free WHERE d.id = free.id AND free.held
+             UPDATE {delivery} d SET available_at = $4 FROM held WHERE d.id = held.id
          )
-         SELECT c.id
-         FROM unnest($1::bigint[]) AS c (id)
-         LEFT JOIN free ON free.id = c.id
-         WHERE coalesce(free.held, EXISTS (SELECT 1 FROM {delivery} d WHERE d.id = c.id))",
+         SELECT held.place FROM held
+         UNION ALL
+         SELECT asked.place
+         FROM asked
+         WHERE NOT EXISTS (SELECT 1 FROM free WHERE free.id = asked.id)
+             AND EXISTS (SELECT 1 FROM {delivery} d WHERE d.id = asked.id)",
         delivery = tables.delivery
     );
-    let (ids, workers, since) = arrays(keys);
-    let held: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
+    let Keys { ids, workers, since } = Keys::of(keys.iter());
+    let mut held: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
         .bind(ids)
         .bind(workers)
         .bind(since)
@@ -53,7 +73,9 @@ pub(crate) async fn renew(
         .fetch_all(pool)
         .await
         .map_err(|error| classify_sqlx("renewing leases", error))?;
-    Ok(held.into_iter().map(DeliveryId).collect())
+    held.sort_unstable();
+    let place = |place: i64| usize::try_from(place - 1).ok().and_then(|place| keys.get(place));
+    Ok(held.into_iter().filter_map(place).map(|key| key.delivery).collect())
 }
 
 /// Plan: the rows by primary key, locked in its order.
@@ -63,12 +85,15 @@ pub(crate) async fn release(
     keys: &[ClaimKey],
     at: Timestamp,
 ) -> Result<u64, StoreError> {
+    if keys.is_empty() {
+        return Ok(0);
+    }
     let sql = format!(
         "WITH held AS MATERIALIZED (
              SELECT d.id
-             FROM unnest($1::bigint[], $2::text[], $3::timestamptz[]) AS c (id, claimed_by, claimed_at)
-             JOIN {delivery} d ON d.id = c.id
-             WHERE d.status = 'claimed' AND d.claimed_by = c.claimed_by AND d.claimed_at = c.claimed_at
+             FROM unnest($1::bigint[], $2::text[], $3::timestamptz[]) AS k (id, claimed_by, claimed_at)
+             JOIN {delivery} d ON d.id = k.id
+             WHERE d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
              ORDER BY d.id
              FOR UPDATE OF d
          )
@@ -81,9 +106,9 @@ pub(crate) async fn release(
          WHERE d.id = held.id",
         delivery = tables.delivery
     );
-    let (ids, workers, since) = arrays(keys);
-    let written =
-        sqlx::query(AssertSqlSafe(sql)).bind(ids).bind(workers).bind(since).bind(at).execute(pool).await;
+    let Keys { ids, workers, since } = Keys::of(keys.iter());
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(ids).bind(workers).bind(since).bind(at);
+    let written = query.execute(pool).await;
     Ok(written.map_err(|error| classify_sqlx("handing rows back", error))?.rows_affected())
 }
 
@@ -131,7 +156,9 @@ pub(crate) async fn take(
     Ok(Some(Claimed { claim: Claim::granted(delivery.id, worker.into(), now), delivery, event }))
 }
 
-/// Plan: the entries of `delivery_claim` that lie ahead, of these receivers.
+/// Rows that another transaction holds are passed over.
+///
+/// Plan: the entries of `delivery_claim` that lie ahead, of these receivers; then primary keys.
 pub(crate) async fn expedite(
     pool: &PgPool,
     tables: &Tables,
@@ -139,11 +166,21 @@ pub(crate) async fn expedite(
     now: Timestamp,
 ) -> Result<u64, StoreError> {
     let sql = format!(
-        "UPDATE {}
-         SET available_at = greatest(due_at, $2)
-         WHERE status = 'failed' AND receiver_key = ANY($1::text[]) AND available_at > greatest(due_at, $2)",
-        tables.delivery
+        "WITH waiting AS MATERIALIZED (
+             SELECT d.id
+             FROM {delivery} d
+             WHERE d.receiver_key = ANY($1) AND d.available_at > $2
+                 AND d.available_at > d.due_at AND d.status = 'failed'
+             ORDER BY d.id
+             FOR UPDATE SKIP LOCKED
+         )
+         UPDATE {delivery} d
+         SET available_at = greatest(d.due_at, $2)
+         FROM waiting
+         WHERE d.id = waiting.id",
+        delivery = tables.delivery
     );
-    let written = sqlx::query(AssertSqlSafe(sql)).bind(receivers.to_vec()).bind(now).execute(pool).await;
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(receivers.to_vec()).bind(now);
+    let written = query.execute(pool).await;
     Ok(written.map_err(|error| classify_sqlx("ending backoffs", error))?.rows_affected())
 }

@@ -35,10 +35,11 @@ use owed_core::{
     Tally, Timestamp,
 };
 use owed_sql::{
-    Dialect, Migrator, TableNames, Tables, classify, classify_sqlx, read, retrying, settle as shared, tx,
+    Dialect, Fresh, Migrator, TableNames, Tables, classify, classify_sqlx, read, retrying, settle as shared,
+    tx::{self, Opener},
 };
 use sea_orm::{
-    ConnectionTrait, DatabaseConnection, DatabaseTransaction, IsolationLevel, TransactionOptions,
+    ConnectionTrait, DatabaseConnection, DatabaseTransaction,
     sqlx::{self, PgPool},
 };
 use sea_orm_migration::MigrationTrait;
@@ -56,13 +57,13 @@ pub struct PostgresStore {
 #[derive(Clone)]
 struct Inner {
     db: DatabaseConnection,
+    opener: Opener,
+    fresh: Fresh,
     names: TableNames,
     tables: Tables,
     time: Time,
     signal: Signal,
     version: String,
-    /// Whether sessions are READ COMMITTED unless told otherwise, so that `BEGIN` is enough.
-    read_committed: bool,
     sql: Arc<Statements>,
 }
 
@@ -188,9 +189,7 @@ impl Store for PostgresStore {
     }
 
     async fn begin(&self) -> Result<DatabaseTransaction, StoreError> {
-        let isolation_level = (!self.inner.read_committed).then_some(IsolationLevel::ReadCommitted);
-        tx::begin(&self.inner.db, TransactionOptions { isolation_level, ..TransactionOptions::default() })
-            .await
+        self.inner.opener.begin().await
     }
 
     async fn savepoint(&self, tx: &DatabaseTransaction) -> Result<DatabaseTransaction, StoreError> {
@@ -210,11 +209,11 @@ impl Store for PostgresStore {
         tx: &DatabaseTransaction,
         events: &[NewEvent],
     ) -> Result<Vec<Recorded>, StoreError> {
-        record::record(tx, &self.inner, events).await
+        self.inner.fresh.noting(record::record(tx, &self.inner, events).await)
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Claimed>, StoreError> {
-        retrying(|| claim::claim(self.pool(), &self.inner.sql, request)).await
+        self.inner.fresh.noting(retrying(|| claim::claim(self.pool(), &self.inner.sql, request)).await)
     }
 
     async fn take(
@@ -224,19 +223,23 @@ impl Store for PostgresStore {
         now: Timestamp,
         until: Timestamp,
     ) -> Result<Option<Claimed>, StoreError> {
-        retrying(|| lease::take(self.pool(), &self.inner.tables, key, worker, now, until)).await
+        self.inner
+            .fresh
+            .noting(retrying(|| lease::take(self.pool(), &self.inner.tables, key, worker, now, until)).await)
     }
 
     async fn renew(&self, keys: &[ClaimKey], until: Timestamp) -> Result<Vec<DeliveryId>, StoreError> {
-        retrying(|| lease::renew(self.pool(), &self.inner.tables, keys, until)).await
+        self.inner.fresh.noting(retrying(|| lease::renew(self.pool(), &self.inner.tables, keys, until)).await)
     }
 
     async fn release(&self, keys: &[ClaimKey], at: Timestamp) -> Result<u64, StoreError> {
-        retrying(|| lease::release(self.pool(), &self.inner.tables, keys, at)).await
+        self.inner.fresh.noting(retrying(|| lease::release(self.pool(), &self.inner.tables, keys, at)).await)
     }
 
     async fn suspect(&self, key: &ClaimKey) -> Result<Settled, StoreError> {
-        retrying(|| shared::suspect(&self.inner.db, DIALECT, &self.inner.tables, key)).await
+        self.inner
+            .fresh
+            .noting(retrying(|| shared::suspect(&self.inner.db, DIALECT, &self.inner.tables, key)).await)
     }
 
     async fn settle(
@@ -245,7 +248,7 @@ impl Store for PostgresStore {
         settlement: &Settlement,
         now: Timestamp,
     ) -> Result<Settled, StoreError> {
-        shared::settle(tx, DIALECT, &self.inner.tables, settlement, now).await
+        self.inner.fresh.noting(shared::settle(tx, DIALECT, &self.inner.tables, settlement, now).await)
     }
 
     async fn settle_all(
@@ -253,11 +256,15 @@ impl Store for PostgresStore {
         settlements: &[Settlement],
         now: Timestamp,
     ) -> Result<Vec<Settled>, StoreError> {
-        retrying(|| settle::settle_all(self.pool(), &self.inner.sql, settlements, now)).await
+        self.inner
+            .fresh
+            .noting(retrying(|| settle::settle_all(self.pool(), &self.inner.sql, settlements, now)).await)
     }
 
     async fn expedite(&self, receivers: &[&str], now: Timestamp) -> Result<u64, StoreError> {
-        retrying(|| lease::expedite(self.pool(), &self.inner.tables, receivers, now)).await
+        self.inner
+            .fresh
+            .noting(retrying(|| lease::expedite(self.pool(), &self.inner.tables, receivers, now)).await)
     }
 
     async fn owed_receivers(&self) -> Result<Vec<String>, StoreError> {
@@ -286,7 +293,9 @@ impl Store for PostgresStore {
     }
 
     async fn detached(&self) -> Result<Self, StoreError> {
-        let db = connect::pool(self.pool().connect_options().as_ref().clone(), 2, self.inner.read_committed)?;
-        Ok(PostgresStore { inner: Arc::new(Inner { db: db.into(), ..Inner::clone(&self.inner) }) })
+        let options = self.pool().connect_options().as_ref().clone();
+        let db = connect::pool(options, 2, self.inner.fresh.clone()).into();
+        let opener = connect::opener(&db, true);
+        Ok(PostgresStore { inner: Arc::new(Inner { db, opener, ..Inner::clone(&self.inner) }) })
     }
 }

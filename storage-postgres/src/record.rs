@@ -9,11 +9,12 @@ use uuid::Uuid;
 
 use crate::{DIALECT, Inner, schema};
 
-/// The most delivery rows, and bytes of payloads, that one statement carries.
-const ROWS: usize = 20_000;
+/// The most rows, and bytes, that one statement carries: a bound on what the server has to hold at once.
+const ROWS: usize = 10_000;
 const BYTES: usize = 32 * 1024 * 1024;
 
-/// SeaORM's arrays hold no nulls, so one stands for them that no value can be: an empty text, or this number.
+/// SeaORM's arrays hold no nulls, so something stands for them that no value can be: an empty text where a text is
+/// never empty, or else one that has no mark before it; and this number.
 const NULL: i64 = i64::MIN + 1;
 
 /// Events and deliveries go as arrays, one for each column; `event` and `place` number them.
@@ -39,8 +40,8 @@ pub(crate) fn sql(tables: &Tables, names: &TableNames) -> String {
                  scope, correlation_id, causation_id, suppressed, retention_seconds, delete_when, trace_context
              )
              SELECT id, name, version, codec, payload, nullif(dedupe_key, ''), occurred_at, recorded_at, actor_key,
-                 actor_label, nullif(scope, ''), correlation_id, nullif(causation_id, {NULL}), nullif(suppressed, ''),
-                 nullif(retention_seconds, {NULL}), nullif(delete_when, ''), nullif(trace_context, '')
+                 actor_label, substr(nullif(scope, ''), 2), correlation_id, nullif(causation_id, {NULL}), nullif(suppressed, ''),
+                 nullif(retention_seconds, {NULL}), nullif(delete_when, ''), substr(nullif(trace_context, ''), 2)
              FROM new
              ORDER BY event
              ON CONFLICT (dedupe_key) WHERE dedupe_key IS NOT NULL DO NOTHING
@@ -88,13 +89,19 @@ pub(crate) async fn record(
         let (mut to, mut rows, mut bytes) = (from, 0, 0);
         while to < events.len() && (to == from || (rows < ROWS && bytes < BYTES)) {
             rows += events[to].deliveries.len() + 1;
-            bytes += events[to].payload.len();
+            bytes += size(&events[to]);
             to += 1;
         }
         recorded.extend(chunk(tx, inner, &events[from..to]).await?);
         from = to;
     }
     Ok(recorded)
+}
+
+/// About how many bytes an event takes, with what it owes.
+fn size(event: &NewEvent) -> usize {
+    let targets: usize = event.deliveries.iter().map(|owed| owed.target.len()).sum();
+    event.payload.len() + event.scope.as_ref().map_or(0, Vec::len) + targets
 }
 
 async fn chunk(
@@ -112,7 +119,7 @@ async fn chunk(
     for row in &rows {
         read(row, &mut event_ids, &mut delivery_ids).map_err(recording)?;
     }
-    let mut earlier = if event_ids.iter().any(Option::is_none) {
+    let earlier = if event_ids.iter().any(Option::is_none) {
         earlier(tx, inner, events, &event_ids).await?
     } else {
         HashMap::new()
@@ -127,10 +134,7 @@ async fn chunk(
                 let written: Option<Vec<DeliveryId>> = owed.iter().copied().collect();
                 written.map(|deliveries| Recorded::New { event: id, deliveries })
             }
-            (None, Some(key)) => earlier.remove(key.as_str()).map(|of| {
-                earlier.insert(key, of);
-                Recorded::Duplicate { of }
-            }),
+            (None, Some(key)) => earlier.get(key.as_str()).map(|of| Recorded::Duplicate { of: *of }),
             (None, None) => None,
         };
         recorded.push(answer.ok_or_else(|| {
@@ -161,12 +165,12 @@ fn read(
 }
 
 /// The events that have the dedupe keys of those that were left out.
-async fn earlier<'e>(
+async fn earlier(
     tx: &DatabaseTransaction,
     inner: &Inner,
-    events: &'e [NewEvent],
+    events: &[NewEvent],
     ids: &[Option<EventId>],
-) -> Result<HashMap<&'e str, EventId>, StoreError> {
+) -> Result<HashMap<String, EventId>, StoreError> {
     let doing = "looking for events with these dedupe keys";
     let keys: Vec<&str> = events
         .iter()
@@ -184,17 +188,24 @@ async fn earlier<'e>(
     for row in rows {
         let read = || Ok::<(String, i64), DbErr>((row.try_get_by_index(0)?, row.try_get_by_index(1)?));
         let (key, id) = read().map_err(|error| classify(doing, error))?;
-        if let Some(key) = keys.iter().find(|wanted| **wanted == key) {
-            found.insert(*key, EventId(id));
-        }
+        found.insert(key, EventId(id));
     }
-    if keys.iter().any(|key| !found.contains_key(key)) {
+    if keys.iter().any(|key| !found.contains_key(*key)) {
         return Err(StoreError::unsupported(
             "an event with this dedupe key was committed after this transaction's snapshot, which can't see it: \
              fire from a READ COMMITTED transaction, or make this one again",
         ));
     }
     Ok(found)
+}
+
+/// Empty for none, else one byte and then the scope, which may itself be empty.
+fn marked_scope(event: &NewEvent) -> Vec<u8> {
+    event.scope.as_ref().map_or_else(Vec::new, |scope| [b"=".as_slice(), scope.as_slice()].concat())
+}
+
+fn marked_trace(event: &NewEvent) -> String {
+    event.trace_context.as_ref().map_or_else(String::new, |trace| format!("={trace}"))
 }
 
 fn arrays(events: &[NewEvent]) -> Vec<Value> {
@@ -219,13 +230,13 @@ fn arrays(events: &[NewEvent]) -> Vec<Value> {
         time(|event| event.recorded_at),
         text(|event| &event.actor_key),
         text(|event| &event.actor_label),
-        events.iter().map(|event| event.scope.clone().unwrap_or_default()).collect::<Vec<Vec<u8>>>().into(),
+        events.iter().map(marked_scope).collect::<Vec<Vec<u8>>>().into(),
         events.iter().map(|event| event.correlation_id).collect::<Vec<Uuid>>().into(),
         number(|event| event.causation_id.map(|id| id.0)),
         text(|event| event.suppressed.as_deref().unwrap_or_default()),
         number(|event| event.retention.columns().0),
         text(|event| event.retention.columns().1.unwrap_or_default()),
-        text(|event| event.trace_context.as_deref().unwrap_or_default()),
+        events.iter().map(marked_trace).collect::<Vec<String>>().into(),
         owed().map(|(n, _)| n as i64 + 1).collect::<Vec<i64>>().into(),
         owed().map(|(_, one)| one.receiver_key.to_string()).collect::<Vec<String>>().into(),
         owed().map(|(_, one)| one.target.clone()).collect::<Vec<String>>().into(),

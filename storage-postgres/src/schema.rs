@@ -2,18 +2,26 @@
 
 use owed_core::StoreError;
 use owed_sql::{Migration, Migrator, TableNames, classify};
-use sea_orm::{ConnectionTrait, DatabaseTransaction};
+use sea_orm::{ConnectionTrait, DatabaseTransaction, Statement};
 
 use crate::DIALECT;
 
 /// Lets one process migrate at a time, and puts unqualified names (the migration table's) where the tables are.
 pub(crate) async fn prepare(tx: &DatabaseTransaction, names: &TableNames) -> Result<(), StoreError> {
-    let mut sql = "SELECT pg_advisory_xact_lock(hashtextextended('owed migrations', 0));".to_owned();
+    let preparing = |error| classify("preparing to migrate", error);
+    let lock = "SELECT pg_advisory_xact_lock(hashtextextended('owed migrations', 0))";
+    tx.execute_unprepared(lock).await.map_err(preparing)?;
     if let Some(schema) = names.schema() {
+        // Asked for first: `IF NOT EXISTS` wants the right to make one even where there is one.
+        let asked = format!("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = '{schema}'");
+        let there = tx.query_one_raw(Statement::from_string(DIALECT.backend(), asked)).await;
         let schema = DIALECT.quote(schema);
-        sql.push_str(&format!("CREATE SCHEMA IF NOT EXISTS {schema}; SET LOCAL search_path TO {schema};"));
+        if there.map_err(preparing)?.is_none() {
+            tx.execute_unprepared(&format!("CREATE SCHEMA {schema}")).await.map_err(preparing)?;
+        }
+        let there = format!("SET LOCAL search_path TO {schema}");
+        tx.execute_unprepared(&there).await.map_err(preparing)?;
     }
-    tx.execute_unprepared(&sql).await.map_err(|error| classify("preparing to migrate", error))?;
     Ok(())
 }
 
@@ -30,14 +38,12 @@ pub(crate) fn drop(names: &TableNames) -> String {
     let tables = names.tables(DIALECT);
     let migration = names.schema().map_or(String::new(), |schema| format!("{}.", DIALECT.quote(schema)));
     format!(
-        "DROP TABLE IF EXISTS {}, {}, {}, {}, {migration}{}; DROP SEQUENCE IF EXISTS {}, {}",
+        "DROP TABLE IF EXISTS {}, {}, {}, {}, {migration}{}",
         tables.lane_pause,
         tables.receiver_success,
         tables.delivery,
         tables.event,
         DIALECT.quote(&format!("{}migration", names.prefix())),
-        sequence(names, "event"),
-        sequence(names, "delivery"),
     )
 }
 
@@ -106,11 +112,15 @@ pub(crate) fn migrator(names: &TableNames) -> Migrator {
             "CREATE UNIQUE INDEX {} ON {delivery} (event_id, receiver_key, target_digest)",
             index("delivery_owed")
         ),
-        // The claim's: what is settled is not in it.
+        // The claim's: what is settled is not in it. With the id, rows that fall due in one moment (a large batch
+        // does) have an order too, and a claim of some of them need not sort them all.
         format!(
-            "CREATE INDEX {} ON {delivery} (receiver_key, available_at) WHERE available_at IS NOT NULL",
+            "CREATE INDEX {} ON {delivery} (receiver_key, available_at, id) WHERE available_at IS NOT NULL",
             index("delivery_claim")
         ),
+        // A sequence goes with its table.
+        format!("ALTER SEQUENCE {event_ids} OWNED BY {event}.id"),
+        format!("ALTER SEQUENCE {delivery_ids} OWNED BY {delivery}.id"),
         format!(
             r#"CREATE TABLE {success} (
                 receiver_key text        COLLATE "C" NOT NULL PRIMARY KEY,
@@ -127,10 +137,6 @@ pub(crate) fn migrator(names: &TableNames) -> Migrator {
             )"#
         ),
     ];
-    let down = [pause, success, delivery, event]
-        .map(|table| format!("DROP TABLE {table}"))
-        .into_iter()
-        .chain([delivery_ids, event_ids].map(|sequence| format!("DROP SEQUENCE {sequence}")))
-        .collect();
+    let down = [pause, success, delivery, event].map(|table| format!("DROP TABLE {table}")).to_vec();
     Migrator::new(names.clone(), vec![Migration::new(names, "m0001_tables", up, down)])
 }

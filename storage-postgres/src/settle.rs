@@ -6,7 +6,7 @@ use owed_core::{Outcome, Settled, Settlement, StoreError, Timestamp, limits};
 use owed_sql::{Tables, classify_sqlx};
 use sea_orm::sqlx::{self, AssertSqlSafe, PgPool};
 
-use crate::Statements;
+use crate::{Statements, lease::Keys};
 
 /// All of them succeeded, as most batches have.
 ///
@@ -15,10 +15,11 @@ use crate::Statements;
 pub(crate) fn succeeded_sql(tables: &Tables) -> String {
     format!(
         "WITH held AS MATERIALIZED (
-             SELECT d.id
-             FROM unnest($1::bigint[], $2::text[], $3::timestamptz[]) AS c (id, claimed_by, claimed_at)
-             JOIN {delivery} d ON d.id = c.id
-             WHERE d.status = 'claimed' AND d.claimed_by = c.claimed_by AND d.claimed_at = c.claimed_at
+             SELECT d.id, k.place
+             FROM unnest($1::bigint[], $2::text[], $3::timestamptz[])
+                 WITH ORDINALITY AS k (id, claimed_by, claimed_at, place)
+             JOIN {delivery} d ON d.id = k.id
+             WHERE d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
              ORDER BY d.id
              FOR UPDATE OF d
          )
@@ -33,7 +34,7 @@ pub(crate) fn succeeded_sql(tables: &Tables) -> String {
              lapses = 0
          FROM held
          WHERE d.id = held.id
-         RETURNING d.id",
+         RETURNING held.place",
         delivery = tables.delivery
     )
 }
@@ -42,16 +43,17 @@ pub(crate) fn succeeded_sql(tables: &Tables) -> String {
 pub(crate) fn any_sql(tables: &Tables) -> String {
     format!(
         "WITH held AS MATERIALIZED (
-             SELECT d.id, c.status, c.attempt, c.available_at, c.due_at, c.last_error, c.completed_at, c.succeeded_at
+             SELECT d.id, k.place, k.status, k.attempt, k.available_at, k.due_at, k.last_error, k.completed_at,
+                 k.succeeded_at
              FROM unnest(
                  $1::bigint[], $2::text[], $3::timestamptz[], $4::text[], $5::integer[], $6::timestamptz[],
                  $7::timestamptz[], $8::text[], $9::timestamptz[], $10::timestamptz[]
-             ) AS c (
+             ) WITH ORDINALITY AS k (
                  id, claimed_by, claimed_at, status, attempt, available_at, due_at, last_error, completed_at,
-                 succeeded_at
+                 succeeded_at, place
              )
-             JOIN {delivery} d ON d.id = c.id
-             WHERE d.status = 'claimed' AND d.claimed_by = c.claimed_by AND d.claimed_at = c.claimed_at
+             JOIN {delivery} d ON d.id = k.id
+             WHERE d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
              ORDER BY d.id
              FOR UPDATE OF d
          )
@@ -68,7 +70,7 @@ pub(crate) fn any_sql(tables: &Tables) -> String {
              lapses = 0
          FROM held
          WHERE d.id = held.id
-         RETURNING d.id",
+         RETURNING held.place",
         delivery = tables.delivery
     )
 }
@@ -82,32 +84,30 @@ pub(crate) async fn settle_all(
     if settlements.is_empty() {
         return Ok(Vec::new());
     }
-    // One row is written once by a statement: of two settlements of one claim, the first one counts.
+    // A row is held under one claim at most, so each claim named once is each row written once: of two settlements
+    // of one claim the first one counts.
     let mut seen = HashSet::with_capacity(settlements.len());
-    let first: Vec<bool> = settlements.iter().map(|one| seen.insert(one.key().delivery)).collect();
-    let once: Vec<&Settlement> =
-        settlements.iter().zip(&first).filter(|(_, first)| **first).map(|(one, _)| one).collect();
-    let ids: Vec<i64> = once.iter().map(|one| one.key().delivery.0).collect();
-    let workers: Vec<&str> = once.iter().map(|one| &*one.key().worker).collect();
-    let since: Vec<Timestamp> = once.iter().map(|one| one.key().at).collect();
-    let written: Vec<i64> = if once.iter().all(|one| *one.outcome() == Outcome::Succeeded) {
+    let once: Vec<(usize, &Settlement)> =
+        settlements.iter().enumerate().filter(|(_, one)| seen.insert(one.key())).collect();
+    let keys = Keys::of(once.iter().map(|(_, one)| one.key()));
+    let written: Vec<i64> = if once.iter().all(|(_, one)| *one.outcome() == Outcome::Succeeded) {
         sqlx::query_scalar(AssertSqlSafe(statements.settle_succeeded.as_str()))
-            .bind(ids)
-            .bind(workers)
-            .bind(since)
+            .bind(keys.ids)
+            .bind(keys.workers)
+            .bind(keys.since)
             .bind(now)
             .fetch_all(pool)
             .await
     } else {
-        let columns: Vec<_> = once.iter().map(|one| one.columns(now)).collect();
+        let columns: Vec<_> = once.iter().map(|(_, one)| one.columns(now)).collect();
         let errors: Vec<Option<String>> = columns
             .iter()
             .map(|columns| columns.last_error.map(|error| limits::storable(error, limits::ERROR)))
             .collect();
         sqlx::query_scalar(AssertSqlSafe(statements.settle_any.as_str()))
-            .bind(ids)
-            .bind(workers)
-            .bind(since)
+            .bind(keys.ids)
+            .bind(keys.workers)
+            .bind(keys.since)
             .bind(columns.iter().map(|columns| columns.status.as_str()).collect::<Vec<_>>())
             .bind(columns.iter().map(|columns| columns.attempt).collect::<Vec<_>>())
             .bind(columns.iter().map(|columns| columns.available_at).collect::<Vec<_>>())
@@ -119,9 +119,12 @@ pub(crate) async fn settle_all(
             .await
     }
     .map_err(|error| classify_sqlx("settling deliveries", error))?;
-    let written: HashSet<i64> = written.into_iter().collect();
-    let settled = settlements.iter().zip(first).map(|(one, first)| {
-        if first && written.contains(&one.key().delivery.0) { Settled::Applied } else { Settled::Lost }
-    });
-    Ok(settled.collect())
+    let mut settled = vec![Settled::Lost; settlements.len()];
+    for place in written {
+        let at = usize::try_from(place - 1).ok().and_then(|place| once.get(place));
+        if let Some(slot) = at.and_then(|(at, _)| settled.get_mut(*at)) {
+            *slot = Settled::Applied;
+        }
+    }
+    Ok(settled)
 }

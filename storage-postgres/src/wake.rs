@@ -4,7 +4,10 @@
 use async_trait::async_trait;
 use owed_core::{Listener, Signal, StoreError};
 use owed_sql::{TableNames, classify_sqlx};
-use sea_orm::sqlx::{self, PgPool, postgres::PgListener};
+use sea_orm::sqlx::{
+    self, PgPool,
+    postgres::{PgListener, PgPoolOptions},
+};
 
 /// The channel of one set of tables.
 fn channel(names: &TableNames) -> String {
@@ -26,7 +29,8 @@ pub(crate) async fn listen(
 ) -> Result<Box<dyn Listener>, StoreError> {
     let listening = |error| classify_sqlx("listening for wake-ups", error);
     // A pool of its own with one connection: listening must not take one away from those who work.
-    let own = crate::connect::pool(pool.connect_options().as_ref().clone(), 1, true)?;
+    let own =
+        PgPoolOptions::new().max_connections(1).connect_lazy_with(pool.connect_options().as_ref().clone());
     let mut listener = PgListener::connect_with(&own).await.map_err(listening)?;
     // A lost connection is an error to whoever waits, so that what was missed meanwhile is looked for.
     listener.eager_reconnect(false);

@@ -192,7 +192,9 @@ mod tests {
         assert!(matches!(postgres("23505"), Kind::Failed));
         assert!(matches!(mysql(1213, "40001"), Kind::Retry));
         assert!(matches!(mysql(1836, "HY000"), Kind::ReadOnly));
-        assert!(matches!(mysql(1062, "23000"), Kind::Quoting(said) if said == "error 1062 (23000) of the server"));
+        assert!(
+            matches!(mysql(1062, "23000"), Kind::Quoting(said) if said == "error 1062 (23000) of the server")
+        );
         // SQLITE_BUSY_SNAPSHOT, and a missing table.
         assert!(matches!(sqlite("517", "database is locked"), Kind::Retry));
         assert!(matches!(sqlite("1", "no such table: owed_event"), Kind::NoTables));

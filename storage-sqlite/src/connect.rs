@@ -120,8 +120,7 @@ async fn open(url: &str) -> Result<(SqlitePool, SqlitePool), StoreError> {
     // A process that turns a new file to its write-ahead log turns the others away without letting them wait.
     let mut waited = Duration::ZERO;
     let write = loop {
-        let opened =
-            pool().max_connections(1).min_connections(1).connect_with(options.clone()).await;
+        let opened = pool().max_connections(1).min_connections(1).connect_with(options.clone()).await;
         match opened.map_err(|error| classify_sqlx("opening the database", error)) {
             Err(StoreError::Retry { .. }) if waited < PATIENCE => {
                 waited += OPENING;
@@ -131,11 +130,8 @@ async fn open(url: &str) -> Result<(SqlitePool, SqlitePool), StoreError> {
         }
     };
     // A database in memory is its connection's own: then readers queue with the writers.
-    let read = if in_memory {
-        write.clone()
-    } else {
-        pool().max_connections(READERS).connect_lazy_with(options)
-    };
+    let read =
+        if in_memory { write.clone() } else { pool().max_connections(READERS).connect_lazy_with(options) };
     Ok((write, read))
 }
 

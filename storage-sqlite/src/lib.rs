@@ -26,11 +26,11 @@ use owed_core::{
     EventRow, Listener, NewEvent, Recorded, Settled, Settlement, Signal, Store, StoreError, Tally, Timestamp,
 };
 use owed_sql::{
-    Dialect, Migrator, TableNames, Tables, read, retrying, settle,
+    Dialect, Migrator, TableNames, Tables, classify, read, retrying, settle,
     steps::Steps,
     tx::{self, Opener},
 };
-use sea_orm::{DatabaseConnection, DatabaseTransaction};
+use sea_orm::{ConnectionTrait, DatabaseConnection, DatabaseTransaction, Statement};
 use sea_orm_migration::MigrationTrait;
 
 pub use connect::SqliteBuilder;
@@ -110,6 +110,22 @@ impl SqliteStore {
     /// Its migrations as SQL.
     pub fn migration_sql(&self) -> String {
         self.migrator().sql()
+    }
+
+    /// The database's file; empty for one in memory.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub async fn file(&self) -> Result<String, StoreError> {
+        let doing = "asking for its file";
+        let asked = Statement::from_string(
+            DIALECT.backend(),
+            "SELECT file FROM pragma_database_list WHERE name = 'main'",
+        );
+        let row = self.inner.read.query_one_raw(asked).await.map_err(|error| classify(doing, error))?;
+        let file: Option<Option<String>> =
+            row.map(|row| row.try_get_by_index(0)).transpose().map_err(|error| classify(doing, error))?;
+        Ok(file.flatten().unwrap_or_default())
     }
 
     fn migrator(&self) -> Migrator {
