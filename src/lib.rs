@@ -52,6 +52,7 @@
 //! | `memory` (default) | [`MemoryStore`], for unit tests |
 //! | `sqlite`, `postgres`, `mysql` | the store of that database (`mysql` serves MariaDB as well) |
 //! | `json` | the JSON codec, and any payload as JSON |
+//! | `conformance` | the contract of [`Store`] as checks to run |
 //! | `tls` | TLS to the database |
 //!
 //! # What is promised
@@ -61,6 +62,8 @@
 //! doing it and writing that down. There is no promise of order between deliveries.
 
 mod codec;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod context;
 mod declare;
 mod error;

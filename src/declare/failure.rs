@@ -90,7 +90,10 @@ impl<V: Verdicts> Failure<V> {
         V: BoundedVerdicts,
     {
         if delay.is_zero() {
-            return Failure::new(Verdict::Counted, "asked to be deferred by nothing: a delay must be above zero");
+            return Failure::new(
+                Verdict::Counted,
+                "asked to be deferred by nothing: a delay must be above zero",
+            );
         }
         Failure::new(Verdict::Defer(delay), format!("asked to be deferred by {delay:?}"))
     }

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use owed_core::{
     Capabilities, Claim, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow,
     EventId, EventQuery, EventRow, Listener, NewEvent, Recorded, SampledClock, Settled, Settlement, Signal,
-    Status, Store, StoreError, Tally, Timestamp,
+    Status, Store, StoreError, Tally, Timestamp, limits,
 };
 use tokio::sync::Notify;
 
@@ -123,7 +123,7 @@ fn apply(row: &mut DeliveryRow, settlement: &Settlement, now: Timestamp) -> Sett
     row.available_at = columns.available_at;
     row.due_at = columns.due_at.unwrap_or(row.due_at);
     if let Some(error) = columns.last_error {
-        row.last_error = Some(error.to_owned());
+        row.last_error = Some(limits::storable(error, limits::ERROR));
     }
     row.completed_at = columns.completed_at;
     row.succeeded_at = columns.succeeded_at.or(row.succeeded_at);
@@ -308,13 +308,18 @@ impl Store for MemoryStore {
         now: Timestamp,
     ) -> Result<Settled, StoreError> {
         let id = settlement.key().delivery.0;
-        tx.lock(Lock::Delivery(id)).await?;
-        let Some(mut row) = tx.delivery(id) else { return Ok(Settled::Lost) };
-        let settled = apply(&mut row, settlement, now);
-        if settled == Settled::Applied {
+        let newly = tx.lock(Lock::Delivery(id)).await?;
+        if let Some(mut row) = tx.delivery(id)
+            && apply(&mut row, settlement, now) == Settled::Applied
+        {
             tx.stage_delivery(row);
+            return Ok(Settled::Applied);
         }
-        Ok(settled)
+        if newly {
+            // Nothing was written, so nobody has to wait for it.
+            tx.unlock(&Lock::Delivery(id));
+        }
+        Ok(Settled::Lost)
     }
 
     async fn settle_all(

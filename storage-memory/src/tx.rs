@@ -107,7 +107,8 @@ impl MemoryTx {
         MemoryTx { inner: self.inner.clone(), level: layers.len() - 1, ended: false }
     }
 
-    pub(crate) async fn lock(&self, lock: Lock) -> Result<(), StoreError> {
+    /// Waits until the lock is this transaction's. Answers whether it was not before.
+    pub(crate) async fn lock(&self, lock: Lock) -> Result<bool, StoreError> {
         let inner = &*self.inner;
         let waiting = Waiting(inner);
         loop {
@@ -118,7 +119,7 @@ impl MemoryTx {
                 let mut state = inner.shared.state();
                 let locks = &mut state.locks;
                 match locks.owners.get(&lock).copied() {
-                    Some(owner) if owner == inner.id => break,
+                    Some(owner) if owner == inner.id => return Ok(false),
                     None => {
                         locks.owners.insert(lock.clone(), inner.id);
                         drop(state);
@@ -141,7 +142,16 @@ impl MemoryTx {
             released.await;
         }
         drop(waiting);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Lets go of a lock that nothing was written under.
+    pub(crate) fn unlock(&self, lock: &Lock) {
+        for layer in self.layers().iter_mut() {
+            layer.locks.retain(|held| held != lock);
+        }
+        self.inner.shared.state().locks.owners.remove(lock);
+        self.inner.shared.released.notify_waiters();
     }
 
     pub(crate) fn event_of_key(&self, key: &str) -> Option<EventId> {

@@ -73,47 +73,68 @@ fn prefix() -> String {
 }
 
 #[cfg(feature = "sqlite")]
+pub(crate) async fn open_sqlite(clock: ManualClock) -> owed::SqliteStore {
+    let file = std::env::temp_dir().join(format!("owed-test-{:016x}.sqlite", rand::random::<u64>()));
+    let store = owed::SqliteStore::builder(format!("sqlite://{}", file.display())).clock(clock);
+    let store = store.connect().await.expect("a file in the temporary folder");
+    store.migrate().await.expect("an empty database");
+    store
+}
+
+#[cfg(feature = "sqlite")]
+pub(crate) async fn remove_sqlite(store: owed::SqliteStore) {
+    let file = store.file().await.expect("the database knows its file");
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{file}{suffix}"));
+    }
+}
+
+#[cfg(feature = "sqlite")]
 pub(crate) async fn sqlite<F: Future>(test: impl FnOnce(Bed<owed::SqliteStore>) -> F) {
     let clock = ManualClock::at(start());
-    let file = std::env::temp_dir().join(format!("owed-test-{:016x}.sqlite", rand::random::<u64>()));
-    let store = owed::SqliteStore::builder(format!("sqlite://{}", file.display()))
-        .clock(clock.clone())
+    let store = open_sqlite(clock.clone()).await;
+    test(Bed { store: store.clone(), clock }).await;
+    remove_sqlite(store).await;
+}
+
+#[cfg(feature = "postgres")]
+pub(crate) async fn open_postgres(clock: ManualClock) -> owed::PostgresStore {
+    let store = owed::PostgresStore::builder(server("OWED_TEST_POSTGRES_URL"))
+        .prefix(prefix())
+        .max_connections(8)
+        .clock(clock)
         .connect()
         .await
-        .expect("a file in the temporary folder");
-    store.migrate().await.expect("an empty database");
-    test(Bed { store, clock }).await;
-    for suffix in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(format!("{}{suffix}", file.display()));
-    }
+        .expect("a reachable server");
+    store.migrate().await.expect("rights to create tables");
+    store
 }
 
 #[cfg(feature = "postgres")]
 pub(crate) async fn postgres<F: Future>(test: impl FnOnce(Bed<owed::PostgresStore>) -> F) {
     let clock = ManualClock::at(start());
-    let store = owed::PostgresStore::builder(server("OWED_TEST_POSTGRES_URL"))
-        .prefix(prefix())
-        .max_connections(8)
-        .clock(clock.clone())
-        .connect()
-        .await
-        .expect("a reachable server");
-    store.migrate().await.expect("rights to create tables");
+    let store = open_postgres(clock.clone()).await;
     test(Bed { store: store.clone(), clock }).await;
     store.drop_tables().await.expect("its own tables");
 }
 
 #[cfg(feature = "mysql")]
-pub(crate) async fn mysql<F: Future>(variable: &str, test: impl FnOnce(Bed<owed::MysqlStore>) -> F) {
-    let clock = ManualClock::at(start());
+pub(crate) async fn open_mysql(variable: &str, clock: ManualClock) -> owed::MysqlStore {
     let store = owed::MysqlStore::builder(server(variable))
         .prefix(prefix())
         .max_connections(8)
-        .clock(clock.clone())
+        .clock(clock)
         .connect()
         .await
         .expect("a reachable server");
     store.migrate().await.expect("rights to create tables");
+    store
+}
+
+#[cfg(feature = "mysql")]
+pub(crate) async fn mysql<F: Future>(variable: &str, test: impl FnOnce(Bed<owed::MysqlStore>) -> F) {
+    let clock = ManualClock::at(start());
+    let store = open_mysql(variable, clock.clone()).await;
     test(Bed { store: store.clone(), clock }).await;
     store.drop_tables().await.expect("its own tables");
 }

@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "tests are named as sentences")]
 
 mod bed;
+mod conforming;
 mod declaring;
 mod delivering;
 mod firing;
