@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
+    time::Duration,
 };
 
 use owed_core::{Clock, SampledClock, Signal, Store, StoreError};
@@ -219,6 +220,9 @@ pub(crate) fn opener(db: &DatabaseConnection, plain: bool) -> Opener {
     Opener::new(db.clone(), options, db.get_mysql_connection_pool().options().get_max_connections())
 }
 
+/// How long a connection that comes back to the pool may take to answer.
+const ANSWER: Duration = Duration::from_secs(2);
+
 /// A pool whose sessions are READ COMMITTED, so that neither a transaction nor a statement on its own has to ask,
 /// and which spends no round trip on looking at a connection that was in use a moment ago.
 pub(crate) fn pool(options: MySqlConnectOptions, most: u32, fresh: Fresh, spacing: Spacing) -> MySqlPool {
@@ -232,6 +236,16 @@ pub(crate) fn pool(options: MySqlConnectOptions, most: u32, fresh: Fresh, spacin
                 let asked = sqlx::query_scalar(SPACING).fetch_one(connection).await?;
                 spacing.learn(asked);
                 Ok(())
+            })
+        })
+        .after_release(|connection, _| {
+            Box::pin(async move {
+                // A statement whose future was dropped while it was being prepared leaves answers behind that
+                // sqlx 0.9 waits for as if they were still to come: such a connection never comes back to the
+                // pool, and takes its place along. It is given up instead.
+                let answered = tokio::time::timeout(ANSWER, connection.ping()).await;
+                answered.map_err(|_| sqlx::Error::Protocol("no answer after a dropped statement".into()))??;
+                Ok(true)
             })
         })
         .test_before_acquire(false)

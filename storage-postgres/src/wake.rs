@@ -1,6 +1,8 @@
 //! Wake-ups: NOTIFY on a connection of its own, never in a caller's transaction, where it would be a lock that
 //! every committing transaction waits for.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use owed_core::{Listener, Signal, StoreError};
 use owed_sql::{TableNames, classify_sqlx};
@@ -8,6 +10,7 @@ use sea_orm::sqlx::{
     self, PgPool,
     postgres::{PgListener, PgPoolOptions},
 };
+use tokio::time::timeout;
 
 /// The channel of one set of tables.
 fn channel(names: &TableNames) -> String {
@@ -35,31 +38,39 @@ pub(crate) async fn listen(
     // A lost connection is an error to whoever waits, so that what was missed meanwhile is looked for.
     listener.eager_reconnect(false);
     listener.listen(&channel(names)).await.map_err(listening)?;
-    Ok(Box::new(PgWakes { listener, signal }))
+    Ok(Box::new(PgWakes { listener, signal, lost: false }))
 }
 
 struct PgWakes {
     listener: PgListener,
     signal: Signal,
+    /// The connection was lost while what had queued up was taken in: nobody has been told yet.
+    lost: bool,
 }
 
 #[async_trait]
 impl Listener for PgWakes {
     async fn wait(&mut self) -> Result<(), StoreError> {
-        let listening = |error| classify_sqlx("listening for wake-ups", error);
-        tokio::select! {
-            () = self.signal.raised() => {}
-            notified = self.listener.try_recv() => {
-                if notified.map_err(listening)?.is_none() {
-                    return Err(StoreError::Unavailable {
-                        doing: "listening for wake-ups",
-                        source: "the connection was lost".into(),
-                    });
+        let doing = "listening for wake-ups";
+        if !std::mem::take(&mut self.lost) {
+            tokio::select! {
+                () = self.signal.raised() => {}
+                notified = self.listener.try_recv() => {
+                    self.lost = notified.map_err(|error| classify_sqlx(doing, error))?.is_none();
                 }
             }
+            if !self.lost {
+                // What has arrived by now says the same.
+                while let Ok(notified) = timeout(Duration::ZERO, self.listener.try_recv()).await {
+                    if !matches!(notified, Ok(Some(_))) {
+                        self.lost = true;
+                        break;
+                    }
+                }
+                return Ok(());
+            }
+            self.lost = false;
         }
-        // What has queued up meanwhile says the same.
-        while self.listener.next_buffered().is_some() {}
-        Ok(())
+        Err(StoreError::Unavailable { doing, source: "the connection was lost".into() })
     }
 }

@@ -13,7 +13,7 @@ use owed_core::{
     Claim, ClaimKey, ClaimRequest, Claimed, DeliveryId, EventId, EventRow, Outcome, Settled, Settlement,
     StoreError, Timestamp, limits,
 };
-use sea_orm::{ConnectionTrait, DbErr};
+use sea_orm::{ConnectionTrait, DbErr, Statement};
 
 use crate::{Dialect, Sql, Tables, classify, row, settle};
 
@@ -97,24 +97,7 @@ impl Steps {
             if left == 0 {
                 break;
             }
-            let mut sql = Sql::new(
-                self.dialect,
-                format!("SELECT d.id FROM {} d {} ", self.tables.delivery, self.index),
-            );
-            sql.push("WHERE d.receiver_key = ").bind(&*receiver.key);
-            sql.push(" AND d.available_at <= ").bind(self.dialect.time(Some(request.now)));
-            if let Some(before) = request.owed_before {
-                sql.push(" AND d.due_at <= ").bind(self.dialect.time(Some(before)));
-            }
-            if let Some(only) = &request.only {
-                // Numbers of ours, as text: there may be more than a statement has placeholders.
-                let ids: Vec<String> = only.iter().map(|id| id.0.to_string()).collect();
-                sql.push(&format!(
-                    " AND d.id IN ({})",
-                    if ids.is_empty() { "NULL".into() } else { ids.join(", ") }
-                ));
-            }
-            sql.push(&format!(" ORDER BY d.available_at, d.id LIMIT {left}{}", self.skip));
+            let sql = self.pick(request, &receiver.key, left);
             let rows = tx.query_all_raw(sql.statement()).await.map_err(told(doing))?;
             let ids: Result<Vec<i64>, DbErr> = rows.iter().map(|row| row.try_get_by_index(0)).collect();
             let ids = ids.map_err(told(doing))?;
@@ -137,6 +120,56 @@ impl Steps {
             picked.extend(ids);
         }
         self.whole(tx, &picked, &request.worker, request.now).await
+    }
+
+    /// Chooses and locks rows of one receiver.
+    fn pick(&self, request: &ClaimRequest, key: &str, limit: usize) -> Sql {
+        let mut sql =
+            Sql::new(self.dialect, format!("SELECT d.id FROM {} d {} ", self.tables.delivery, self.index));
+        sql.push("WHERE d.receiver_key = ").bind(key);
+        sql.push(" AND d.available_at <= ").bind(self.dialect.time(Some(request.now)));
+        if let Some(before) = request.owed_before {
+            sql.push(" AND d.due_at <= ").bind(self.dialect.time(Some(before)));
+        }
+        if let Some(only) = &request.only {
+            // Numbers of ours, as text: there may be more than a statement has placeholders.
+            let ids: Vec<String> = only.iter().map(|id| id.0.to_string()).collect();
+            sql.push(&format!(
+                " AND d.id IN ({})",
+                if ids.is_empty() { "NULL".into() } else { ids.join(", ") }
+            ));
+        }
+        sql.push(&format!(" ORDER BY d.available_at, d.id LIMIT {limit}{}", self.skip));
+        sql
+    }
+
+    /// How the database goes about choosing rows, a line for each receiver. Claims nothing.
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    pub async fn explain(
+        &self,
+        tx: &impl ConnectionTrait,
+        request: &ClaimRequest,
+    ) -> Result<String, StoreError> {
+        let doing = "asking for the plan of a claim";
+        let mut plan = String::new();
+        for receiver in &request.receivers {
+            let pick = self.pick(request, &receiver.key, request.limit as usize).statement();
+            let (explain, columns): (_, &[&str]) = match self.dialect {
+                Dialect::Sqlite => ("EXPLAIN QUERY PLAN", &["detail"]),
+                _ => ("EXPLAIN", &["type", "key", "Extra"]),
+            };
+            let asked = Statement { sql: format!("{explain} {}", pick.sql), ..pick };
+            for row in tx.query_all_raw(asked).await.map_err(told(doing))? {
+                for column in columns {
+                    let shown: Option<String> = row.try_get("", column).map_err(told(doing))?;
+                    plan.push_str(&format!("{column}: {}; ", shown.as_deref().unwrap_or("-")));
+                }
+                plan.push('\n');
+            }
+        }
+        Ok(plan)
     }
 
     /// Reads claimed rows with their events, in the order of `ids`.

@@ -5,14 +5,21 @@
 //! transaction. So transactions begin and end in tasks of their own. Whoever waits may go; the task goes on, and
 //! what it opened is rolled back when nobody takes it.
 
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use owed_core::StoreError;
-use sea_orm::{DatabaseConnection, DatabaseTransaction, TransactionOptions, TransactionTrait};
+use sea_orm::{DatabaseConnection, DatabaseTransaction, DbErr, TransactionOptions, TransactionTrait};
 use tokio::{
+    runtime::{Handle, RuntimeFlavor},
     sync::Semaphore,
-    task::JoinHandle,
-    time::{Duration, timeout},
+    task::{JoinError, JoinHandle, block_in_place},
+    time::timeout,
 };
 
 use crate::classify;
@@ -21,16 +28,28 @@ use crate::classify;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a task of ours came to, whoever waited for it.
-async fn joined<T>(
-    doing: &'static str,
-    task: JoinHandle<Result<T, sea_orm::DbErr>>,
-) -> Result<T, StoreError> {
-    match task.await {
+fn came_to<T>(doing: &'static str, task: Result<Result<T, DbErr>, JoinError>) -> Result<T, StoreError> {
+    match task {
         Ok(ended) => ended.map_err(|error| classify(doing, error)),
         Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
         // The runtime that the task ran on is shutting down.
         Err(ended) => Err(StoreError::Unavailable { doing, source: Box::new(ended) }),
     }
+}
+
+/// How long a drop waits for an answer that is on its way.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Waits where something is dropped, on a runtime of several threads: another one brings the answer. On a runtime
+/// of one thread nobody would.
+fn wait_in_place(for_answer: impl Future) {
+    let Ok(runtime) = Handle::try_current() else { return };
+    if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
+        return;
+    }
+    let wait = || block_in_place(|| runtime.block_on(async { timeout(ANSWER, for_answer).await.is_ok() }));
+    // A `LocalSet` lets nobody wait in place, and says so by a panic.
+    let _ = catch_unwind(AssertUnwindSafe(wait));
 }
 
 /// Opens transactions on one pool.
@@ -68,7 +87,7 @@ impl Opener {
             drop(turn);
             begun
         };
-        joined(doing, tokio::spawn(begin)).await
+        came_to(doing, tokio::spawn(begin).await)
     }
 }
 
@@ -78,27 +97,97 @@ impl Opener {
 /// If the database can't be reached or refuses.
 ///
 /// # Cancel safety
-/// **Not to be dropped in flight**, unless the transaction is dropped with it: SeaORM then takes the reply that is
-/// still to come for one that never will, rolls back the whole transaction, and what is done on it afterwards is
-/// committed statement by statement. It can't go on in a task of its own, since it borrows the transaction:
-/// whoever owns that one puts both into a task. (`SeaORM` 2.0.4 over sqlx 0.9.0, PostgreSQL and MySQL; on SQLite
-/// it is undone as it should be, or the whole transaction is.)
+/// Dropped in flight, the savepoint is undone and the transaction goes on. To see to that, the drop waits for the
+/// server's answer, which it can on a runtime of several threads. On a runtime of one (`current_thread`) nobody
+/// would be left to bring the answer: there the transaction has to be dropped too. See [`InFlight`].
 pub async fn savepoint(tx: &DatabaseTransaction) -> Result<DatabaseTransaction, StoreError> {
-    tx.begin().await.map_err(|error| classify("opening a savepoint", error))
+    let begun = InFlight { begin: Some(tx.begin()), sent: false }.await;
+    begun.map_err(|error| classify("opening a savepoint", error))
 }
 
-/// Commits a transaction, or releases a savepoint. Goes on when dropped.
+type Begin<'t> = Pin<Box<dyn Future<Output = Result<DatabaseTransaction, DbErr>> + Send + 't>>;
+
+/// A savepoint on its way. It borrows its transaction, so it can't be put into a task of its own.
+///
+/// It must not be dropped before the answer: SeaORM 2.0.4 over sqlx 0.9.0 then takes itself to be at the depth
+/// before the savepoint and rolls back *that*, on PostgreSQL and MySQL: the whole transaction is undone, silently,
+/// and what is done on it afterwards is committed statement by statement.
+struct InFlight<'t> {
+    begin: Option<Begin<'t>>,
+    sent: bool,
+}
+
+impl Future for InFlight<'_> {
+    type Output = Result<DatabaseTransaction, DbErr>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.sent = true;
+        // Polled after it has ended: never ready again, as for any async function.
+        let Some(begin) = &mut self.begin else { return Poll::Pending };
+        let ended = ready!(begin.as_mut().poll(context));
+        self.begin = None;
+        Poll::Ready(ended)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if let Some(begin) = self.begin.take().filter(|_| self.sent) {
+            wait_in_place(begin);
+        }
+    }
+}
+
+/// The end of a transaction or of a savepoint, in a task of its own.
+///
+/// Dropped, the task goes on. But the transaction around a savepoint is likely to be used or dropped next, and must
+/// not find the savepoint half ended: so the drop waits for it.
+struct Ending {
+    task: Option<JoinHandle<Result<(), DbErr>>>,
+}
+
+impl Future for Ending {
+    type Output = Result<Result<(), DbErr>, JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(task) = &mut self.task else { return Poll::Pending };
+        let ended = ready!(Pin::new(task).poll(context));
+        self.task = None;
+        Poll::Ready(ended)
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take().filter(|task| !task.is_finished()) {
+            wait_in_place(task);
+        }
+    }
+}
+
+fn ending(end: impl Future<Output = Result<(), DbErr>> + Send + 'static) -> Ending {
+    Ending { task: Some(tokio::spawn(end)) }
+}
+
+/// Commits a transaction, or releases a savepoint.
 ///
 /// # Errors
 /// If the database can't be reached (it is then not known whether it committed) or refuses.
+///
+/// # Cancel safety
+/// Once begun it goes on. On a runtime of several threads the drop waits for it; on one of a single thread, the
+/// transaction around a savepoint that was dropped in its release can only be dropped.
 pub async fn commit(tx: DatabaseTransaction) -> Result<(), StoreError> {
-    joined("committing a transaction", tokio::spawn(tx.commit())).await
+    came_to("committing a transaction", ending(tx.commit()).await)
 }
 
-/// Rolls a transaction back, or undoes a savepoint. Goes on when dropped.
+/// Rolls a transaction back, or undoes a savepoint.
 ///
 /// # Errors
 /// If the database can't be reached; it has not committed then.
+///
+/// # Cancel safety
+/// As [`commit`].
 pub async fn rollback(tx: DatabaseTransaction) -> Result<(), StoreError> {
-    joined("rolling a transaction back", tokio::spawn(tx.rollback())).await
+    came_to("rolling a transaction back", ending(tx.rollback()).await)
 }

@@ -128,6 +128,15 @@ impl SqliteStore {
         Ok(file.flatten().unwrap_or_default())
     }
 
+    /// How the database goes about a claim, in its own words: what an operator looks at when claims are slow, and what
+    /// the tests hold it to. Claims nothing.
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    pub async fn explain_claim(&self, request: &ClaimRequest) -> Result<String, StoreError> {
+        self.inner.steps.explain(&self.inner.read, request).await
+    }
+
     fn migrator(&self) -> Migrator {
         schema::migrator(&self.inner.names)
     }
