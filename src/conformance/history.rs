@@ -548,7 +548,8 @@ impl<S: Store> Both<S> {
                 same("how many deliveries", deliveries.len(), of_model.len())?;
                 self.events.insert(*event, *event_of_model);
                 self.deliveries.extend(deliveries.iter().copied().zip(of_model.iter().copied()));
-                if born_claimed {
+                // Nobody has the claim of a row that was born with it before the row is committed.
+                if born_claimed && self.slots[place].is_none() {
                     let key = |delivery: &DeliveryId| ClaimKey {
                         delivery: *delivery,
                         worker: "firing".into(),
