@@ -244,7 +244,8 @@ pub(crate) fn pool(options: MySqlConnectOptions, most: u32, fresh: Fresh, spacin
                 // sqlx 0.9 waits for as if they were still to come: such a connection never comes back to the
                 // pool, and takes its place along. It is given up instead.
                 let answered = tokio::time::timeout(ANSWER, connection.ping()).await;
-                answered.map_err(|_| sqlx::Error::Protocol("no answer after a dropped statement".into()))??;
+                answered
+                    .map_err(|_| sqlx::Error::Protocol("no answer after a dropped statement".into()))??;
                 Ok(true)
             })
         })

@@ -1,7 +1,7 @@
 //! The contract, on every store that comes with the project.
 
 use owed::{
-    ManualClock, MemoryStore, Store, async_trait,
+    ManualClock, MemoryStore, async_trait,
     conformance::{self, Harness, history},
 };
 

@@ -2,6 +2,7 @@
 //! `cargo xtask test` brings up the servers, and `cargo xtask test --store sqlite` narrows it.
 
 #![allow(missing_docs, reason = "tests are named as sentences")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails, and says where")]
 
 mod bed;
 mod conforming;
