@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError, row::target_digest};
 use owed_sql::{Sql, Tables, classify};
-use sea_orm::{ConnectionTrait, DatabaseTransaction, DbErr, SqlErr, Statement, Value};
+use sea_orm::{DatabaseTransaction, SqlErr, Value};
 
 use crate::{
     DIALECT, Inner,
@@ -71,7 +71,7 @@ async fn insert(
 ) -> Result<Vec<i64>, StoreError> {
     if inner.server.kind == Kind::Mariadb {
         sql.push(" RETURNING id");
-        let mut ids = numbers(tx, sql.statement(), doing).await?;
+        let mut ids = numbers(tx, sql, doing).await?;
         ids.sort_unstable();
         return match ids.len() == rows {
             true => Ok(ids),
@@ -82,23 +82,17 @@ async fn insert(
         Some(known) => known,
         None if rows == 1 => 1,
         None => {
-            let asked = numbers(tx, Statement::from_string(DIALECT.backend(), SPACING), doing).await?;
+            let asked = numbers(tx, Sql::new(DIALECT, SPACING), doing).await?;
             asked.first().copied().unwrap_or(1)
         }
     };
-    let written = tx.execute_raw(sql.statement()).await.map_err(|error| classify(doing, error))?;
+    let written = sql.execute(tx, doing).await?;
     let first = i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX);
     Ok((0..rows as i64).map(|n| first + n * spacing).collect())
 }
 
-async fn numbers(
-    tx: &DatabaseTransaction,
-    statement: Statement,
-    doing: &'static str,
-) -> Result<Vec<i64>, StoreError> {
-    let rows = tx.query_all_raw(statement).await.map_err(|error| classify(doing, error))?;
-    let numbers: Result<Vec<i64>, DbErr> = rows.iter().map(|row| row.try_get_by_index(0)).collect();
-    numbers.map_err(|error| classify(doing, error))
+async fn numbers(tx: &DatabaseTransaction, sql: Sql, doing: &'static str) -> Result<Vec<i64>, StoreError> {
+    sql.rows(tx, doing, |row| row.try_get_by_index(0)).await
 }
 
 /// Writes one event with a dedupe key, or answers the earlier one. A duplicate undoes its own statement alone, so
@@ -108,7 +102,7 @@ async fn insert_once(
     tables: &Tables,
     event: &NewEvent,
 ) -> Result<Result<EventId, EventId>, StoreError> {
-    let error = match tx.execute_raw(statement(tables, std::slice::from_ref(event)).statement()).await {
+    let error = match statement(tables, std::slice::from_ref(event)).attempt(tx).await {
         Ok(written) => return Ok(Ok(EventId(i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX)))),
         Err(error) => error,
     };
@@ -119,7 +113,7 @@ async fn insert_once(
     let doing = "looking for the event with this dedupe key";
     let mut sql = Sql::new(DIALECT, format!("SELECT id FROM {} WHERE dedupe_key = ", tables.event));
     sql.bind(event.dedupe_key.clone()).push(" LOCK IN SHARE MODE");
-    let ids = numbers(tx, sql.statement(), doing).await?;
+    let ids = numbers(tx, sql, doing).await?;
     let id = ids.first().ok_or_else(|| StoreError::failed(doing, "it is not there"))?;
     Ok(Err(EventId(*id)))
 }

@@ -27,6 +27,7 @@ pub mod settle;
 pub mod statement;
 pub mod steps;
 pub mod tx;
+mod whole;
 
 pub use dialect::Dialect;
 pub use error::{classify, classify_sqlx, retrying};

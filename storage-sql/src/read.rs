@@ -1,9 +1,9 @@
 //! Pages, counts, and who is owed something.
 
 use owed_core::{DeliveryQuery, DeliveryRow, EventQuery, EventRow, Status, StoreError, Tally};
-use sea_orm::ConnectionTrait;
+use sea_orm::{ConnectionTrait, DbErr, QueryResult};
 
-use crate::{Dialect, Sql, Tables, classify, row};
+use crate::{Dialect, Sql, Tables, row};
 
 /// The most ids that one statement names, whatever a caller selects.
 const IDS: usize = 1_000;
@@ -35,11 +35,7 @@ pub async fn events(
             sql.push(" AND e.correlation_id = ").bind(dialect.uuid(id));
         }
         sql.push(&format!(" ORDER BY e.id LIMIT {}", query.limit));
-        let rows = db.query_all_raw(sql.statement()).await;
-        let rows = rows.map_err(|error| classify("reading events", error))?;
-        for one in &rows {
-            found.push(row::event(dialect, one, 0).map_err(|error| classify("reading an event", error))?);
-        }
+        found.extend(sql.rows(db, "reading events", |one| row::event(dialect, one, 0)).await?);
     }
     found.truncate(query.limit as usize);
     Ok(found)
@@ -75,12 +71,7 @@ pub async fn deliveries(
             sql.push(" AND d.status = ").bind(status.as_str());
         }
         sql.push(&format!(" ORDER BY d.id LIMIT {}", query.limit));
-        let rows = db.query_all_raw(sql.statement()).await;
-        let rows = rows.map_err(|error| classify("reading deliveries", error))?;
-        for one in &rows {
-            found
-                .push(row::delivery(dialect, one, 0).map_err(|error| classify("reading a delivery", error))?);
-        }
+        found.extend(sql.rows(db, "reading deliveries", |one| row::delivery(dialect, one, 0)).await?);
     }
     found.truncate(query.limit as usize);
     Ok(found)
@@ -114,21 +105,16 @@ pub async fn tally(
          GROUP BY d.receiver_key, d.status",
         tables.delivery
     );
-    let rows = db.query_all_raw(Sql::new(dialect, sql).statement()).await;
-    let rows = rows.map_err(|error| classify("counting deliveries", error))?;
-    let mut tallies = Vec::with_capacity(rows.len());
-    for one in rows {
-        let read = || {
-            let status: String = one.try_get_by_index(1)?;
-            Ok(Tally {
-                receiver_key: one.try_get_by_index(0)?,
-                status: status.parse::<Status>().map_err(|error| sea_orm::DbErr::Type(error.to_string()))?,
-                count: one.try_get_by_index::<i64>(2)?.unsigned_abs(),
-                attempts: one.try_get_by_index::<i64>(3)?.unsigned_abs(),
-            })
-        };
-        tallies.push(read().map_err(|error| classify("counting deliveries", error))?);
-    }
+    let read = |one: &QueryResult| {
+        let status: String = one.try_get_by_index(1)?;
+        Ok(Tally {
+            receiver_key: one.try_get_by_index(0)?,
+            status: status.parse::<Status>().map_err(|error| DbErr::Type(error.to_string()))?,
+            count: one.try_get_by_index::<i64>(2)?.unsigned_abs(),
+            attempts: one.try_get_by_index::<i64>(3)?.unsigned_abs(),
+        })
+    };
+    let mut tallies = Sql::new(dialect, sql).rows(db, "counting deliveries", read).await?;
     tallies.sort_unstable();
     Ok(tallies)
 }
@@ -170,8 +156,6 @@ pub async fn owed_receivers(
              SELECT k.receiver_key FROM k WHERE k.receiver_key IS NOT NULL"
         ),
     };
-    let rows = db.query_all_raw(Sql::new(dialect, sql).statement()).await;
-    let rows = rows.map_err(|error| classify("looking for receivers that are owed something", error))?;
-    let keys: Result<Vec<String>, _> = rows.iter().map(|row| row.try_get_by_index(0)).collect();
-    keys.map_err(|error| classify("reading a receiver's key", error))
+    let doing = "looking for receivers that are owed something";
+    Sql::new(dialect, sql).rows(db, doing, |one| one.try_get_by_index(0)).await
 }

@@ -3,7 +3,7 @@
 use owed_core::{ClaimKey, Settled, Settlement, StoreError, Timestamp, limits};
 use sea_orm::ConnectionTrait;
 
-use crate::{Dialect, Sql, Tables, classify};
+use crate::{Dialect, Sql, Tables};
 
 /// Adds `WHERE` the row is still claimed under exactly this key. By primary key.
 pub fn where_claimed(sql: &mut Sql, dialect: Dialect, key: &ClaimKey) {
@@ -58,6 +58,6 @@ pub async fn suspect(
 }
 
 async fn applied(db: &impl ConnectionTrait, sql: Sql, doing: &'static str) -> Result<Settled, StoreError> {
-    let written = db.execute_raw(sql.statement()).await.map_err(|error| classify(doing, error))?;
+    let written = sql.execute(db, doing).await?;
     Ok(if written.rows_affected() == 0 { Settled::Lost } else { Settled::Applied })
 }

@@ -1,8 +1,18 @@
 //! SQL text with its values.
 
-use sea_orm::{Statement, Value};
+use std::time::Duration;
 
-use crate::Dialect;
+use owed_core::StoreError;
+use sea_orm::{ConnectionTrait, DbErr, ExecResult, QueryResult, Statement, Value};
+
+use crate::{Dialect, classify, whole::Whole};
+
+/// How long the drop of a statement waits for it on MySQL and MariaDB.
+///
+/// sqlx 0.9.0 loses its place in the connection if a statement is dropped while it is being prepared: its answers
+/// are then read as those of the next one. Preparing takes a round trip. A statement that is being executed may be
+/// dropped, and may take long (it waits for a lock, say), so there is no waiting for that.
+const PREPARING: Duration = Duration::from_millis(100);
 
 /// SQL text that grows together with the values of its placeholders.
 ///
@@ -68,8 +78,52 @@ impl Sql {
         &self.text
     }
 
-    /// The statement to send.
-    pub fn statement(self) -> Statement {
+    /// Puts text before all of it.
+    pub fn prepend(&mut self, text: &str) -> &mut Self {
+        self.text.insert_str(0, text);
+        self
+    }
+
+    /// Sends it, for its effect.
+    ///
+    /// # Errors
+    /// What the database says, while `doing` this.
+    pub async fn execute(
+        self,
+        db: &impl ConnectionTrait,
+        doing: &'static str,
+    ) -> Result<ExecResult, StoreError> {
+        self.attempt(db).await.map_err(|error| classify(doing, error))
+    }
+
+    /// Sends it, for its effect, and passes SeaORM's own error on.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn attempt(self, db: &impl ConnectionTrait) -> Result<ExecResult, DbErr> {
+        let dialect = self.dialect;
+        let call = db.execute_raw(self.statement());
+        if dialect == Dialect::Mysql { Whole::new(call, PREPARING).await } else { call.await }
+    }
+
+    /// Sends it, for its rows, each read by `read`.
+    ///
+    /// # Errors
+    /// What the database says, while `doing` this; or what `read` does.
+    pub async fn rows<T>(
+        self,
+        db: &impl ConnectionTrait,
+        doing: &'static str,
+        read: impl Fn(&QueryResult) -> Result<T, DbErr>,
+    ) -> Result<Vec<T>, StoreError> {
+        let dialect = self.dialect;
+        let call = db.query_all_raw(self.statement());
+        let rows = if dialect == Dialect::Mysql { Whole::new(call, PREPARING).await } else { call.await };
+        let rows = rows.and_then(|rows| rows.iter().map(read).collect());
+        rows.map_err(|error| classify(doing, error))
+    }
+
+    fn statement(self) -> Statement {
         Statement::from_sql_and_values(self.dialect.backend(), self.text, self.values)
     }
 }

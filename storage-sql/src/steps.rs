@@ -13,9 +13,9 @@ use owed_core::{
     Claim, ClaimKey, ClaimRequest, Claimed, DeliveryId, EventId, EventRow, Outcome, Settled, Settlement,
     StoreError, Timestamp, limits,
 };
-use sea_orm::{ConnectionTrait, DbErr, Statement};
+use sea_orm::{ConnectionTrait, DbErr, QueryResult};
 
-use crate::{Dialect, Sql, Tables, classify, row, settle};
+use crate::{Dialect, Sql, Tables, row, settle};
 
 /// The most ids that one statement names: below every database's limit on placeholders.
 const IDS: usize = 1_000;
@@ -38,10 +38,6 @@ pub struct Steps {
     pub wait: &'static str,
     /// Holds the claim to its index, whatever the statistics say.
     pub index: String,
-}
-
-fn told(doing: &'static str) -> impl Fn(DbErr) -> StoreError {
-    move |error| classify(doing, error)
 }
 
 impl Steps {
@@ -67,13 +63,12 @@ impl Steps {
                 sql.push("WHERE d.receiver_key = ").bind(&*receiver.key);
                 sql.push(" AND d.available_at <= ").bind(self.dialect.time(Some(request.now))).push(")");
             }
-            let found = db.query_one_raw(sql.statement()).await.map_err(told(doing))?;
-            let Some(found) = found else { continue };
-            for n in 0..receivers.len() {
-                if found.try_get_by_index::<i64>(n).map_err(told(doing))? != 0 {
-                    due.push(chunk * ASKED + n);
-                }
-            }
+            let read = |one: &QueryResult| {
+                let each = (0..receivers.len()).map(|n| one.try_get_by_index::<i64>(n));
+                each.collect::<Result<Vec<i64>, DbErr>>()
+            };
+            let found = sql.rows(db, doing, read).await?.pop().unwrap_or_default();
+            due.extend(found.iter().enumerate().filter(|(_, is)| **is != 0).map(|(n, _)| chunk * ASKED + n));
         }
         Ok(due)
     }
@@ -98,9 +93,7 @@ impl Steps {
                 break;
             }
             let sql = self.pick(request, &receiver.key, left);
-            let rows = tx.query_all_raw(sql.statement()).await.map_err(told(doing))?;
-            let ids: Result<Vec<i64>, DbErr> = rows.iter().map(|row| row.try_get_by_index(0)).collect();
-            let ids = ids.map_err(told(doing))?;
+            let ids: Vec<i64> = sql.rows(tx, doing, |one| one.try_get_by_index(0)).await?;
             for chunk in ids.chunks(IDS) {
                 // `lapses` first: MySQL reads the columns that were assigned before as they are then.
                 let mut sql = Sql::new(
@@ -115,7 +108,7 @@ impl Steps {
                 sql.push(", claimed_at = ").bind(self.dialect.time(Some(request.now)));
                 sql.push(", available_at = ").bind(self.dialect.time(Some(request.now + receiver.lease)));
                 sql.push(" WHERE id IN ").ids(chunk);
-                tx.execute_raw(sql.statement()).await.map_err(told(doing))?;
+                sql.execute(tx, doing).await?;
             }
             picked.extend(ids);
         }
@@ -155,17 +148,16 @@ impl Steps {
         let doing = "asking for the plan of a claim";
         let mut plan = String::new();
         for receiver in &request.receivers {
-            let pick = self.pick(request, &receiver.key, request.limit as usize).statement();
-            let (explain, columns): (_, &[&str]) = match self.dialect {
-                Dialect::Sqlite => ("EXPLAIN QUERY PLAN", &["detail"]),
-                _ => ("EXPLAIN", &["type", "key", "Extra"]),
+            let mut sql = self.pick(request, &receiver.key, request.limit as usize);
+            sql.prepend(if self.dialect == Dialect::Sqlite { "EXPLAIN QUERY PLAN " } else { "EXPLAIN " });
+            // Whichever of these the database has: the first is SQLite's, the second one form of MySQL's.
+            let read = |row: &QueryResult| {
+                let columns = ["detail", "EXPLAIN", "type", "key", "Extra"];
+                let shown = columns.map(|name| row.try_get::<String>("", name).ok());
+                Ok(shown.into_iter().flatten().collect::<Vec<_>>().join("; "))
             };
-            let asked = Statement { sql: format!("{explain} {}", pick.sql), ..pick };
-            for row in tx.query_all_raw(asked).await.map_err(told(doing))? {
-                for column in columns {
-                    let shown: Option<String> = row.try_get("", column).map_err(told(doing))?;
-                    plan.push_str(&format!("{column}: {}; ", shown.as_deref().unwrap_or("-")));
-                }
+            for line in sql.rows(tx, doing, read).await? {
+                plan.push_str(&line);
                 plan.push('\n');
             }
         }
@@ -192,10 +184,8 @@ impl Steps {
                 ),
             );
             sql.ids(chunk);
-            for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
-                let row = row::delivery(self.dialect, &one, 0).map_err(told(doing))?;
-                rows.insert(row.id.0, row);
-            }
+            let read = sql.rows(tx, doing, |one| row::delivery(self.dialect, one, 0)).await?;
+            rows.extend(read.into_iter().map(|row| (row.id.0, row)));
         }
         let mut wanted: Vec<i64> = rows.values().map(|row| row.event_id.0).collect();
         wanted.sort_unstable();
@@ -207,10 +197,8 @@ impl Steps {
                 format!("SELECT {} FROM {} e WHERE e.id IN ", row::event_columns("e"), self.tables.event),
             );
             sql.ids(chunk);
-            for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
-                let event = row::event(self.dialect, &one, 0).map_err(told(doing))?;
-                events.insert(event.id, Arc::new(event));
-            }
+            let read = sql.rows(tx, doing, |one| row::event(self.dialect, one, 0)).await?;
+            events.extend(read.into_iter().map(|event| (event.id, Arc::new(event))));
         }
         let claimed = ids.iter().filter_map(|id| {
             let delivery = rows.remove(id)?;
@@ -241,7 +229,7 @@ impl Steps {
         // Last: MySQL's WHERE is read before, but a reader need not know.
         sql.push(", claimed_at = ").bind(self.dialect.time(Some(now)));
         settle::where_claimed(&mut sql, self.dialect, key);
-        let written = tx.execute_raw(sql.statement()).await.map_err(told("taking a claim over"))?;
+        let written = sql.execute(tx, "taking a claim over").await?;
         if written.rows_affected() == 0 {
             return Ok(None);
         }
@@ -271,17 +259,14 @@ impl Steps {
             );
             sql.ids(chunk);
             sql.push(&format!(" ORDER BY d.id{lock}"));
-            for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
-                let read = || {
-                    let status: String = one.try_get_by_index(1)?;
-                    let by: Option<String> = one.try_get_by_index(2)?;
-                    let at = self.dialect.read_time(&one, 3)?;
-                    let claim = by.zip(at).filter(|_| status == "claimed");
-                    Ok((one.try_get_by_index(0)?, claim))
-                };
-                let (id, claim) = read().map_err(told(doing))?;
-                rows.insert(id, claim);
-            }
+            let read = |one: &QueryResult| {
+                let status: String = one.try_get_by_index(1)?;
+                let by: Option<String> = one.try_get_by_index(2)?;
+                let at = self.dialect.read_time(one, 3)?;
+                let claim = by.zip(at).filter(|_| status == "claimed");
+                Ok((one.try_get_by_index::<i64>(0)?, claim))
+            };
+            rows.extend(sql.rows(tx, doing, read).await?);
         }
         let held = keys.iter().map(|key| {
             let claim = rows.get(&key.delivery.0)?;
@@ -312,7 +297,7 @@ impl Steps {
                 Sql::new(self.dialect, format!("UPDATE {} SET available_at = ", self.tables.delivery));
             sql.bind(self.dialect.time(Some(until)));
             sql.push(" WHERE id IN ").ids(chunk);
-            tx.execute_raw(sql.statement()).await.map_err(told("renewing leases"))?;
+            sql.execute(tx, "renewing leases").await?;
         }
         // What another transaction has is being settled by its own handler, or taken over: it counts as held.
         Ok(of(|held| *held != Some(false)))
@@ -348,7 +333,7 @@ impl Steps {
             );
             sql.bind(self.dialect.time(Some(at)));
             sql.push(" WHERE id IN ").ids(chunk);
-            tx.execute_raw(sql.statement()).await.map_err(told("handing rows back"))?;
+            sql.execute(tx, "handing rows back").await?;
         }
         Ok(ids.len() as u64)
     }
@@ -395,12 +380,12 @@ impl Steps {
             sql.bind(self.dialect.time(Some(now)));
             sql.push(", succeeded_at = ").bind(self.dialect.time(Some(now)));
             sql.push(" WHERE id IN ").ids(chunk);
-            tx.execute_raw(sql.statement()).await.map_err(told("settling deliveries"))?;
+            sql.execute(tx, "settling deliveries").await?;
         }
         if self.dialect == Dialect::Mysql {
             for chunk in others.chunks(OUTCOMES) {
                 let sql = self.outcomes(chunk, now);
-                tx.execute_raw(sql.statement()).await.map_err(told("settling deliveries"))?;
+                sql.execute(tx, "settling deliveries").await?;
             }
         } else {
             for settlement in others {
@@ -472,9 +457,7 @@ impl Steps {
             sql.push("WHERE d.receiver_key IN ").list(chunk.iter().copied());
             sql.push(" AND d.available_at > ").bind(time());
             sql.push(" AND d.available_at > d.due_at AND d.status = 'failed' ORDER BY d.id").push(self.skip);
-            for one in tx.query_all_raw(sql.statement()).await.map_err(told(doing))? {
-                ids.push(one.try_get_by_index(0).map_err(told(doing))?);
-            }
+            ids.extend(sql.rows(tx, doing, |one| one.try_get_by_index::<i64>(0)).await?);
         }
         let mut moved = 0;
         for chunk in ids.chunks(IDS) {
@@ -483,7 +466,7 @@ impl Steps {
                 format!("UPDATE {} SET available_at = CASE WHEN due_at > ", self.tables.delivery),
             );
             sql.bind(time()).push(" THEN due_at ELSE ").bind(time()).push(" END WHERE id IN ").ids(chunk);
-            let written = tx.execute_raw(sql.statement()).await.map_err(told(doing))?;
+            let written = sql.execute(tx, doing).await?;
             moved += written.rows_affected();
         }
         Ok(moved)

@@ -5,24 +5,17 @@
 //! transaction. So transactions begin and end in tasks of their own. Whoever waits may go; the task goes on, and
 //! what it opened is rolled back when nobody takes it.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use owed_core::StoreError;
 use sea_orm::{DatabaseConnection, DatabaseTransaction, DbErr, TransactionOptions, TransactionTrait};
 use tokio::{
-    runtime::{Handle, RuntimeFlavor},
     sync::Semaphore,
-    task::{JoinError, JoinHandle, block_in_place},
+    task::{JoinError, JoinHandle},
     time::timeout,
 };
 
-use crate::classify;
+use crate::{classify, whole::Whole};
 
 /// The longest that anybody waits for a turn: to write to SQLite, or to be given a connection.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,18 +32,6 @@ fn came_to<T>(doing: &'static str, task: Result<Result<T, DbErr>, JoinError>) ->
 
 /// How long a drop waits for an answer that is on its way.
 const ANSWER: Duration = Duration::from_secs(5);
-
-/// Waits where something is dropped, on a runtime of several threads: another one brings the answer. On a runtime
-/// of one thread nobody would.
-fn wait_in_place(for_answer: impl Future) {
-    let Ok(runtime) = Handle::try_current() else { return };
-    if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
-        return;
-    }
-    let wait = || block_in_place(|| runtime.block_on(async { timeout(ANSWER, for_answer).await.is_ok() }));
-    // A `LocalSet` lets nobody wait in place, and says so by a panic.
-    let _ = catch_unwind(AssertUnwindSafe(wait));
-}
 
 /// Opens transactions on one pool.
 #[derive(Clone, Debug)]
@@ -93,80 +74,30 @@ impl Opener {
 
 /// Opens a savepoint.
 ///
+/// It must not be dropped before its answer: SeaORM 2.0.4 over sqlx 0.9.0 then takes itself to be at the depth
+/// before the savepoint and rolls back *that*, on PostgreSQL and MySQL: the whole transaction is undone, silently,
+/// and what is done on it afterwards is committed statement by statement.
+///
 /// # Errors
 /// If the database can't be reached or refuses.
 ///
 /// # Cancel safety
 /// Dropped in flight, the savepoint is undone and the transaction goes on. To see to that, the drop waits for the
 /// server's answer, which it can on a runtime of several threads. On a runtime of one (`current_thread`) nobody
-/// would be left to bring the answer: there the transaction has to be dropped too. See [`InFlight`].
+/// would be left to bring the answer: there the transaction has to be dropped too.
 pub async fn savepoint(tx: &DatabaseTransaction) -> Result<DatabaseTransaction, StoreError> {
-    let begun = InFlight { begin: Some(tx.begin()), sent: false }.await;
+    let begun = Whole::new(tx.begin(), ANSWER).await;
     begun.map_err(|error| classify("opening a savepoint", error))
-}
-
-type Begin<'t> = Pin<Box<dyn Future<Output = Result<DatabaseTransaction, DbErr>> + Send + 't>>;
-
-/// A savepoint on its way. It borrows its transaction, so it can't be put into a task of its own.
-///
-/// It must not be dropped before the answer: SeaORM 2.0.4 over sqlx 0.9.0 then takes itself to be at the depth
-/// before the savepoint and rolls back *that*, on PostgreSQL and MySQL: the whole transaction is undone, silently,
-/// and what is done on it afterwards is committed statement by statement.
-struct InFlight<'t> {
-    begin: Option<Begin<'t>>,
-    sent: bool,
-}
-
-impl Future for InFlight<'_> {
-    type Output = Result<DatabaseTransaction, DbErr>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.sent = true;
-        // Polled after it has ended: never ready again, as for any async function.
-        let Some(begin) = &mut self.begin else { return Poll::Pending };
-        let ended = ready!(begin.as_mut().poll(context));
-        self.begin = None;
-        Poll::Ready(ended)
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        if let Some(begin) = self.begin.take().filter(|_| self.sent) {
-            wait_in_place(begin);
-        }
-    }
 }
 
 /// The end of a transaction or of a savepoint, in a task of its own.
 ///
 /// Dropped, the task goes on. But the transaction around a savepoint is likely to be used or dropped next, and must
 /// not find the savepoint half ended: so the drop waits for it.
-struct Ending {
-    task: Option<JoinHandle<Result<(), DbErr>>>,
-}
-
-impl Future for Ending {
-    type Output = Result<Result<(), DbErr>, JoinError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(task) = &mut self.task else { return Poll::Pending };
-        let ended = ready!(Pin::new(task).poll(context));
-        self.task = None;
-        Poll::Ready(ended)
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.take().filter(|task| !task.is_finished()) {
-            wait_in_place(task);
-        }
-    }
-}
-
-fn ending(end: impl Future<Output = Result<(), DbErr>> + Send + 'static) -> Ending {
-    Ending { task: Some(tokio::spawn(end)) }
+fn ending(
+    end: impl Future<Output = Result<(), DbErr>> + Send + 'static,
+) -> Whole<JoinHandle<Result<(), DbErr>>> {
+    Whole::new(tokio::spawn(end), ANSWER)
 }
 
 /// Commits a transaction, or releases a savepoint.

@@ -1,8 +1,8 @@
 //! Writing events and what they owe.
 
 use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError, row::target_digest};
-use owed_sql::{Sql, Tables, classify};
-use sea_orm::{ConnectionTrait, DatabaseTransaction, DbErr, Statement};
+use owed_sql::{Sql, Tables};
+use sea_orm::DatabaseTransaction;
 
 use crate::DIALECT;
 
@@ -60,7 +60,7 @@ async fn insert(
         event.trace_context.clone().into(),
     ] as [sea_orm::Value; 16]);
     sql.push(" ON CONFLICT (dedupe_key) WHERE dedupe_key IS NOT NULL DO NOTHING RETURNING id");
-    let ids = ids(tx, sql.statement(), "recording an event").await?;
+    let ids = ids(tx, sql, "recording an event").await?;
     Ok(ids.first().map(|id| EventId(*id)))
 }
 
@@ -68,7 +68,7 @@ async fn earlier(tx: &DatabaseTransaction, tables: &Tables, event: &NewEvent) ->
     let doing = "looking for the event with this dedupe key";
     let mut sql = Sql::new(DIALECT, format!("SELECT id FROM {} WHERE dedupe_key = ", tables.event));
     sql.bind(event.dedupe_key.clone());
-    let ids = ids(tx, sql.statement(), doing).await?;
+    let ids = ids(tx, sql, doing).await?;
     ids.first().map(|id| EventId(*id)).ok_or_else(|| StoreError::failed(doing, "it is not there"))
 }
 
@@ -108,7 +108,7 @@ async fn deliveries(
             ] as [sea_orm::Value; 10]);
         }
         sql.push(" RETURNING id");
-        let mut ids = ids(tx, sql.statement(), "recording deliveries").await?;
+        let mut ids = ids(tx, sql, "recording deliveries").await?;
         // Rows are numbered in the order in which they stand in the statement; RETURNING promises no order.
         ids.sort_unstable();
         written.extend(ids.into_iter().map(DeliveryId));
@@ -116,12 +116,6 @@ async fn deliveries(
     Ok(written)
 }
 
-async fn ids(
-    tx: &DatabaseTransaction,
-    statement: Statement,
-    doing: &'static str,
-) -> Result<Vec<i64>, StoreError> {
-    let rows = tx.query_all_raw(statement).await.map_err(|error| classify(doing, error))?;
-    let ids: Result<Vec<i64>, DbErr> = rows.iter().map(|row| row.try_get_by_index(0)).collect();
-    ids.map_err(|error| classify(doing, error))
+async fn ids(tx: &DatabaseTransaction, sql: Sql, doing: &'static str) -> Result<Vec<i64>, StoreError> {
+    sql.rows(tx, doing, |row| row.try_get_by_index(0)).await
 }
