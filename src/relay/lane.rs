@@ -61,6 +61,7 @@ impl<S: Store> Lane<S> {
         let mut running: JoinSet<Ran> = JoinSet::new();
         let mut suspect_running = false;
         let mut claiming: Option<Claiming> = None;
+        let mut asked = 0;
         let mut look = true;
         let mut next_poll = Instant::now() + poll;
         let mut not_before = Instant::now();
@@ -96,7 +97,8 @@ impl<S: Store> Lane<S> {
                 && !self.receivers.is_empty()
             {
                 look = false;
-                claiming = Some(self.claim(self.batch - here));
+                asked = self.batch - here;
+                claiming = Some(self.claim(asked));
             }
             tokio::select! {
                 Some(ran) = running.join_next() => {
@@ -125,7 +127,7 @@ impl<S: Store> Lane<S> {
                                 backoff = poll;
                             }
                             // As many as were asked for: there may be more.
-                            look |= !claimed.is_empty() && claimed.len() + here as usize >= self.batch as usize;
+                            look |= claimed.len() >= asked as usize;
                             for claimed in claimed {
                                 let suspect = claimed.delivery.lapses > 0;
                                 let next = self.wait(claimed);

@@ -17,6 +17,7 @@ use crate::bed::{Bed, Noted, Placed, Seen, noted, on_every_store, place, setting
 on_every_store!(
     a_relay_delivers_what_was_owed_before_and_what_is_fired_while_it_runs,
     a_relay_is_woken_without_waiting_for_its_poll,
+    a_relay_works_a_backlog_off_without_waiting_for_its_poll,
     a_relay_runs_as_many_handlers_at_once_as_it_may,
     a_relay_that_stops_finishes_what_runs_and_hands_the_rest_back,
     two_relays_deliver_everything_once,
@@ -65,6 +66,17 @@ async fn a_relay_is_woken_without_waiting_for_its_poll<S: Store>(bed: Bed<S>) {
         }
     }
     relay.stop().await;
+}
+
+async fn a_relay_works_a_backlog_off_without_waiting_for_its_poll<S: Store>(bed: Bed<S>) {
+    let seen = Seen::default();
+    let mut settings = settings();
+    settings.poll_interval = Duration::from_secs(3_600);
+    let outbox = bed.outbox().settings(settings).receiver(counting(&seen)).build().unwrap();
+    outbox.transaction(async |tx| tx.fire_all((0..300).map(|n| Placed { n })).await).await.unwrap();
+    let relay = outbox.relay().concurrency(4).batch_size(10).spawn().unwrap();
+    until("thirty batches", || async { seen.count() == 300 }).await;
+    assert_eq!(relay.stop().await.succeeded, 300);
 }
 
 async fn a_relay_runs_as_many_handlers_at_once_as_it_may<S: Store>(bed: Bed<S>) {
