@@ -4,7 +4,10 @@
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use owed::{Event, Failure, Outbox, PostgresStore, Receiver, Settings, Store, Tx, store::{ClaimRequest, ReceiverLease}};
+use owed::{
+    Event, Failure, Outbox, PostgresStore, Receiver, Settings, Store, Tx,
+    store::{ClaimRequest, ReceiverLease},
+};
 use sea_orm::sqlx::{self, AssertSqlSafe, Executor, PgPool};
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +69,11 @@ impl Figure {
             (figures[figures.len() / 2], figures[0], figures[figures.len() - 1])
         };
         let ((ours, low, high), (floor, _, _)) = (median(&mut self.ours), median(&mut self.floor));
-        println!("{:<52} {ours:>9.0}/s ({low:.0} to {high:.0})  floor {floor:>9.0}/s  ratio {:.2}", self.what, ours / floor);
+        println!(
+            "{:<52} {ours:>9.0}/s ({low:.0} to {high:.0})  floor {floor:>9.0}/s  ratio {:.2}",
+            self.what,
+            ours / floor
+        );
     }
 }
 
@@ -78,14 +85,23 @@ fn rate(count: i64, since: Instant) -> f64 {
 async fn main() -> Result<()> {
     let options = Options::parse();
     let store = fresh(&options.url, "bench_").await?;
-    println!("{}, {} rounds, {} threads", store.capabilities().database, options.rounds, std::thread::available_parallelism()?);
+    println!(
+        "{}, {} rounds, {} threads",
+        store.capabilities().database,
+        options.rounds,
+        std::thread::available_parallelism()?
+    );
     let pool = store.connection().get_postgres_connection_pool().clone();
     pool.execute("DROP TABLE IF EXISTS bench_order; CREATE TABLE bench_order (id bigserial PRIMARY KEY, email text NOT NULL)").await?;
     let plain = Outbox::builder(store.clone())
         .receiver(Receiver::on::<Placed>("bench.plain").durable().run(nothing))
         .build()?;
     for tasks in [1, 8] {
-        let what = if tasks == 1 { "fire with one business insert, 1 task" } else { "fire with one business insert, 8 tasks" };
+        let what = if tasks == 1 {
+            "fire with one business insert, 1 task"
+        } else {
+            "fire with one business insert, 8 tasks"
+        };
         let mut figure = Figure::new(what);
         for _ in 0..options.rounds {
             figure.ours.push(in_tasks(tasks, 2_000, |n| fire(plain.clone(), n)).await?);
@@ -161,7 +177,12 @@ async fn fire(outbox: Outbox<PostgresStore>, count: i64) -> Result<()> {
         let event = placed(n);
         let tx = outbox.begin().await?;
         let insert = "INSERT INTO bench_order (email) VALUES ($1) RETURNING id";
-        tx.query_one_raw(Statement::from_sql_and_values(DbBackend::Postgres, insert, [event.email.clone().into()])).await?;
+        tx.query_one_raw(Statement::from_sql_and_values(
+            DbBackend::Postgres,
+            insert,
+            [event.email.clone().into()],
+        ))
+        .await?;
         tx.fire(event).await?;
         tx.commit().await?;
     }
@@ -237,7 +258,8 @@ const CLAIM: &str = "WITH picked AS MATERIALIZED (
     )
     SELECT taken.id, taken.attempts, e.name, e.payload FROM taken JOIN bench_event e ON e.id = taken.event_id";
 
-const SETTLE: &str = "UPDATE bench_delivery SET status = 'succeeded', attempts = attempts + 1, available_at = NULL,
+const SETTLE: &str =
+    "UPDATE bench_delivery SET status = 'succeeded', attempts = attempts + 1, available_at = NULL,
         completed_at = now(), succeeded_at = now(), claimed_by = NULL, claimed_at = NULL
     WHERE id = ANY($1) AND status = 'claimed' AND claimed_by = 'bare'";
 
@@ -249,7 +271,8 @@ async fn claim_and_settle_bare(pool: &PgPool, batch: i64, count: i64) -> Result<
             let pool = pool.clone();
             tokio::spawn(async move {
                 loop {
-                    let rows: Vec<(i64, i32, String, Vec<u8>)> = sqlx::query_as(CLAIM).bind(batch).fetch_all(&pool).await?;
+                    let rows: Vec<(i64, i32, String, Vec<u8>)> =
+                        sqlx::query_as(CLAIM).bind(batch).fetch_all(&pool).await?;
                     if rows.is_empty() {
                         return Ok::<(), sqlx::Error>(());
                     }
@@ -269,7 +292,8 @@ async fn claim_and_settle_bare(pool: &PgPool, batch: i64, count: i64) -> Result<
 async fn transactions_bare(pool: &PgPool, concurrency: usize, count: i64) -> Result<f64> {
     let started = Instant::now();
     loop {
-        let rows: Vec<(i64, i32, String, Vec<u8>)> = sqlx::query_as(CLAIM).bind(500i64).fetch_all(pool).await?;
+        let rows: Vec<(i64, i32, String, Vec<u8>)> =
+            sqlx::query_as(CLAIM).bind(500i64).fetch_all(pool).await?;
         if rows.is_empty() {
             return Ok(rate(count, started));
         }
@@ -335,7 +359,11 @@ async fn full(store: &PostgresStore, pool: &PgPool, settled: i64) -> Result<()> 
     }
     println!(
         "claim of 100 rows: {:.2} ms on a small table, {:.2} ms with {settled} settled, {} scheduled and {} of another receiver: ratio {:.2}",
-        medians[0], medians[1], settled / 5, settled / 5, medians[1] / medians[0]
+        medians[0],
+        medians[1],
+        settled / 5,
+        settled / 5,
+        medians[1] / medians[0]
     );
     Ok(())
 }

@@ -78,7 +78,7 @@ pub(crate) async fn renew(
     Ok(held.into_iter().filter_map(place).map(|key| key.delivery).collect())
 }
 
-/// Plan: the rows by primary key, locked in its order.
+/// Plan: for each claim its row by primary key, in the order of their ids (see [`crate::settle::succeeded_sql`]).
 pub(crate) async fn release(
     pool: &PgPool,
     tables: &Tables,
@@ -90,12 +90,15 @@ pub(crate) async fn release(
     }
     let sql = format!(
         "WITH held AS MATERIALIZED (
-             SELECT d.id
+             SELECT mine.id
              FROM unnest($1::bigint[], $2::text[], $3::timestamptz[]) AS k (id, claimed_by, claimed_at)
-             JOIN {delivery} d ON d.id = k.id
-             WHERE d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
-             ORDER BY d.id
-             FOR UPDATE OF d
+             CROSS JOIN LATERAL (
+                 SELECT d.id
+                 FROM {delivery} d
+                 WHERE d.id = k.id
+                     AND d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
+                 FOR UPDATE
+             ) mine
          )
          UPDATE {delivery} d
          SET status = CASE WHEN d.last_error IS NULL THEN 'pending' ELSE 'failed' END,
@@ -106,7 +109,9 @@ pub(crate) async fn release(
          WHERE d.id = held.id",
         delivery = tables.delivery
     );
-    let Keys { ids, workers, since } = Keys::of(keys.iter());
+    let mut in_order: Vec<&ClaimKey> = keys.iter().collect();
+    in_order.sort_unstable_by_key(|key| key.delivery);
+    let Keys { ids, workers, since } = Keys::of(in_order.iter().copied());
     let query = sqlx::query(AssertSqlSafe(sql)).bind(ids).bind(workers).bind(since).bind(at);
     let written = query.execute(pool).await;
     Ok(written.map_err(|error| classify_sqlx("handing rows back", error))?.rows_affected())

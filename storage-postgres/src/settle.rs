@@ -10,18 +10,23 @@ use crate::{Statements, lease::Keys};
 
 /// All of them succeeded, as most batches have.
 ///
-/// Plan: the rows by primary key, locked in its order, so that two batches that overlap wait for each other and
-/// never deadlock.
+/// Plan: for each claim its row by primary key, whatever the statistics say of the other columns (as a join, it was
+/// seen to read the whole table for each row while the statistics knew of no claimed ones: 9 s for 1,000 rows among
+/// 50,000). The claims come in the order of their ids, and so do the locks: two batches that overlap wait for each
+/// other and never deadlock.
 pub(crate) fn succeeded_sql(tables: &Tables) -> String {
     format!(
         "WITH held AS MATERIALIZED (
-             SELECT d.id, k.place
+             SELECT mine.id, k.place
              FROM unnest($1::bigint[], $2::text[], $3::timestamptz[])
                  WITH ORDINALITY AS k (id, claimed_by, claimed_at, place)
-             JOIN {delivery} d ON d.id = k.id
-             WHERE d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
-             ORDER BY d.id
-             FOR UPDATE OF d
+             CROSS JOIN LATERAL (
+                 SELECT d.id
+                 FROM {delivery} d
+                 WHERE d.id = k.id
+                     AND d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
+                 FOR UPDATE
+             ) mine
          )
          UPDATE {delivery} d
          SET status = 'succeeded',
@@ -43,7 +48,7 @@ pub(crate) fn succeeded_sql(tables: &Tables) -> String {
 pub(crate) fn any_sql(tables: &Tables) -> String {
     format!(
         "WITH held AS MATERIALIZED (
-             SELECT d.id, k.place, k.status, k.attempt, k.available_at, k.due_at, k.last_error, k.completed_at,
+             SELECT mine.id, k.place, k.status, k.attempt, k.available_at, k.due_at, k.last_error, k.completed_at,
                  k.succeeded_at
              FROM unnest(
                  $1::bigint[], $2::text[], $3::timestamptz[], $4::text[], $5::integer[], $6::timestamptz[],
@@ -52,10 +57,13 @@ pub(crate) fn any_sql(tables: &Tables) -> String {
                  id, claimed_by, claimed_at, status, attempt, available_at, due_at, last_error, completed_at,
                  succeeded_at, place
              )
-             JOIN {delivery} d ON d.id = k.id
-             WHERE d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
-             ORDER BY d.id
-             FOR UPDATE OF d
+             CROSS JOIN LATERAL (
+                 SELECT d.id
+                 FROM {delivery} d
+                 WHERE d.id = k.id
+                     AND d.status = 'claimed' AND d.claimed_by = k.claimed_by AND d.claimed_at = k.claimed_at
+                 FOR UPDATE
+             ) mine
          )
          UPDATE {delivery} d
          SET status = held.status,
@@ -87,8 +95,9 @@ pub(crate) async fn settle_all(
     // A row is held under one claim at most, so each claim named once is each row written once: of two settlements
     // of one claim the first one counts.
     let mut seen = HashSet::with_capacity(settlements.len());
-    let once: Vec<(usize, &Settlement)> =
+    let mut once: Vec<(usize, &Settlement)> =
         settlements.iter().enumerate().filter(|(_, one)| seen.insert(one.key())).collect();
+    once.sort_unstable_by_key(|(_, one)| one.key().delivery);
     let keys = Keys::of(once.iter().map(|(_, one)| one.key()));
     let written: Vec<i64> = if once.iter().all(|(_, one)| *one.outcome() == Outcome::Succeeded) {
         sqlx::query_scalar(AssertSqlSafe(statements.settle_succeeded.as_str()))
