@@ -33,6 +33,7 @@ macro_rules! on_both {
 
 on_both! {
     a_claim_reads_what_it_takes_and_nothing_else,
+    receivers_that_are_owed_are_found_however_many_there_are,
     migrations_run_once_however_many_ask_for_them_at_once,
     printed_migrations_make_the_same_tables,
     keys_differ_by_every_byte_and_may_be_255_wide_characters_long,
@@ -181,6 +182,23 @@ async fn a_claim_reads_what_it_takes_and_nothing_else(url: String) {
         let read = read_so_far(store.connection()).await - before;
         assert!(read <= most, "{read} rows read for {limit}");
     }
+    // As many as there are receivers, and a few.
+    let before = read_so_far(store.connection()).await;
+    assert_eq!(store.owed_receivers().await.unwrap(), ["a", "b", "other"]);
+    let read = read_so_far(store.connection()).await - before;
+    assert!(read <= 50, "{read} rows read for three receivers");
+    store.drop_tables().await.unwrap();
+}
+
+async fn receivers_that_are_owed_are_found_however_many_there_are(url: String) {
+    let store = fresh(MysqlStore::builder(url).max_connections(2)).await;
+    let keys: Vec<String> = (0..1_205).map(|n| format!("r{n:04}")).collect();
+    fire(&store, &[event(&keys.iter().map(String::as_str).collect::<Vec<_>>())]).await;
+    let settled = store.claim(&request(&[&keys[3]], 9)).await.unwrap();
+    store.settle_all(&succeeded(settled), now()).await.unwrap();
+    let owed = store.owed_receivers().await.unwrap();
+    let expected: Vec<&String> = keys.iter().filter(|key| **key != keys[3]).collect();
+    assert!(owed.iter().eq(expected), "{} of 1204", owed.len());
     store.drop_tables().await.unwrap();
 }
 

@@ -130,20 +130,10 @@ pub async fn owed_receivers(
     dialect: Dialect,
     tables: &Tables,
 ) -> Result<Vec<String>, StoreError> {
+    let doing = "looking for receivers that are owed something";
     let delivery = &tables.delivery;
-    let sql = match dialect {
-        // The index holds the settled rows as well, with nulls: hop over receivers (a loose index scan), then
-        // look for one row each.
-        Dialect::Mysql => format!(
-            "SELECT k.receiver_key
-             FROM (SELECT DISTINCT receiver_key FROM {delivery}) k
-             WHERE EXISTS (
-                 SELECT 1 FROM {delivery} d
-                 WHERE d.receiver_key = k.receiver_key AND d.available_at >= '1000-01-01'
-             )
-             ORDER BY k.receiver_key"
-        ),
-        Dialect::Postgres | Dialect::Sqlite => format!(
+    if dialect != Dialect::Mysql {
+        let sql = format!(
             "WITH RECURSIVE k(receiver_key) AS (
                  SELECT (SELECT MIN(d.receiver_key) FROM {delivery} d WHERE d.available_at IS NOT NULL)
                  UNION ALL
@@ -154,8 +144,29 @@ pub async fn owed_receivers(
                  FROM k WHERE k.receiver_key IS NOT NULL
              )
              SELECT k.receiver_key FROM k WHERE k.receiver_key IS NOT NULL"
-        ),
-    };
-    let doing = "looking for receivers that are owed something";
-    Sql::new(dialect, sql).rows(db, doing, |one| one.try_get_by_index(0)).await
+        );
+        return Sql::new(dialect, sql).rows(db, doing, |one| one.try_get_by_index(0)).await;
+    }
+    // Here the index holds the settled rows as well, as nulls. A correlated subquery would read them all; so it is
+    // hopped over for its keys (a loose index scan), and then each is asked for one row that is not null.
+    let keys = format!("SELECT DISTINCT d.receiver_key FROM {delivery} d ORDER BY d.receiver_key");
+    let keys: Vec<String> = Sql::new(dialect, keys).rows(db, doing, |one| one.try_get_by_index(0)).await?;
+    let mut owed = Vec::with_capacity(keys.len());
+    for chunk in keys.chunks(ASKED) {
+        let mut sql = Sql::new(dialect, "SELECT ");
+        for (n, key) in chunk.iter().enumerate() {
+            let comma = if n > 0 { ", " } else { "" };
+            sql.push(&format!("{comma}EXISTS (SELECT 1 FROM {delivery} d WHERE d.receiver_key = "));
+            sql.bind(key.as_str()).push(" AND d.available_at >= '1000-01-01')");
+        }
+        let read = |one: &QueryResult| {
+            (0..chunk.len()).map(|n| one.try_get_by_index::<i64>(n)).collect::<Result<Vec<_>, DbErr>>()
+        };
+        let found = sql.rows(db, doing, read).await?.pop().unwrap_or_default();
+        owed.extend(chunk.iter().zip(found).filter(|(_, is)| *is != 0).map(|(key, _)| key.clone()));
+    }
+    Ok(owed)
 }
+
+/// The most receivers that one statement asks about.
+pub(crate) const ASKED: usize = 200;

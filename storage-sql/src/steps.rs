@@ -15,12 +15,10 @@ use owed_core::{
 };
 use sea_orm::{ConnectionTrait, DbErr, QueryResult};
 
-use crate::{Dialect, Sql, Tables, row, settle};
+use crate::{Dialect, Sql, Tables, read::ASKED, row, settle};
 
 /// The most ids that one statement names: below every database's limit on placeholders.
 const IDS: usize = 1_000;
-/// The most receivers that one statement asks about.
-const ASKED: usize = 200;
 /// The most rows in a table of constants.
 const OUTCOMES: usize = 256;
 
