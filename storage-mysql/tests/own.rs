@@ -1,5 +1,8 @@
 //! What is MySQL's and MariaDB's own; each test runs on both. The contract that every store keeps is proven elsewhere.
 
+#![allow(missing_docs, reason = "tests are named as sentences")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails, and says where")]
+
 use std::{collections::HashMap, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use futures::{future::join_all, poll};
