@@ -3,7 +3,16 @@
 #![allow(missing_docs, reason = "tests are named as sentences")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails, and says where")]
 
-use std::{collections::HashMap, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{future::join_all, poll};
 use owed_core::{
@@ -18,7 +27,11 @@ use sea_orm::{
         mysql::{MySqlConnectOptions, MySqlPoolOptions},
     },
 };
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
 
 /// Runs each test on each server.
 macro_rules! on_both {
@@ -36,6 +49,7 @@ macro_rules! on_both {
 
 on_both! {
     a_claim_reads_what_it_takes_and_nothing_else,
+    calls_take_no_more_round_trips_than_they_must,
     receivers_that_are_owed_are_found_however_many_there_are,
     migrations_run_once_however_many_ask_for_them_at_once,
     printed_migrations_make_the_same_tables,
@@ -202,6 +216,85 @@ async fn receivers_that_are_owed_are_found_however_many_there_are(url: String) {
     let owed = store.owed_receivers().await.unwrap();
     let expected: Vec<&String> = keys.iter().filter(|key| **key != keys[3]).collect();
     assert!(owed.iter().eq(expected), "{} of 1204", owed.len());
+    store.drop_tables().await.unwrap();
+}
+
+// --- round trips --------------------------------------------------------------------------------------------
+
+/// The same server by another way, which counts how often it is asked and answers.
+async fn counted(url: &str) -> (String, Arc<AtomicUsize>) {
+    let server = url
+        .split(['@', '/'])
+        .find(|part| part.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()));
+    let server = server.expect("a URL with a host and a port").to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let here = listener.local_addr().unwrap().to_string();
+    let turns = Arc::new(AtomicUsize::new(0));
+    let (through, counting) = (url.replacen(&server, &here, 1), turns.clone());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let upstream = TcpStream::connect(&server).await.unwrap();
+            for one in [&client, &upstream] {
+                one.set_nodelay(true).unwrap();
+            }
+            let ((mut asks, mut hears), (mut answers, mut told)) =
+                (client.into_split(), upstream.into_split());
+            // Whether the client has spoken since the server did.
+            let asked = Arc::new(AtomicBool::new(false));
+            let (counting, answered) = (counting.clone(), asked.clone());
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 65_536];
+                while let Ok(read @ 1..) = asks.read(&mut bytes).await {
+                    if !asked.swap(true, Ordering::SeqCst) {
+                        counting.fetch_add(1, Ordering::SeqCst);
+                    }
+                    told.write_all(&bytes[..read]).await.unwrap();
+                }
+            });
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 65_536];
+                while let Ok(read @ 1..) = answers.read(&mut bytes).await {
+                    answered.store(false, Ordering::SeqCst);
+                    hears.write_all(&bytes[..read]).await.unwrap();
+                }
+            });
+        }
+    });
+    (through, turns)
+}
+
+/// How many round trips a call takes. What its connection does when it comes back to the pool is nobody's wait, and
+/// not counted.
+async fn trips<T>(turns: &AtomicUsize, call: impl Future<Output = T>) -> (usize, T) {
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let before = turns.load(Ordering::SeqCst);
+    let answer = call.await;
+    (turns.load(Ordering::SeqCst) - before, answer)
+}
+
+async fn calls_take_no_more_round_trips_than_they_must(url: String) {
+    let (through, turns) = counted(&url).await;
+    let store = fresh(MysqlStore::builder(through).max_connections(1)).await;
+    for prepared in [false, true] {
+        let mut count = Vec::new();
+        let (begin, tx) = trips(&turns, store.begin()).await;
+        let tx = tx.unwrap();
+        let (record, _) = trips(&turns, store.record(&tx, &vec![event(&["a", "b"]); 30])).await;
+        let (commit, committed) = trips(&turns, store.commit(tx)).await;
+        committed.unwrap();
+        count.extend([("begin", begin, 1), ("record", record, 2), ("commit", commit, 1)]);
+        let (claim, claimed) = trips(&turns, store.claim(&request(&["a", "b"], 60))).await;
+        let claimed = claimed.unwrap();
+        assert_eq!(claimed.len(), 60);
+        let (settle, settled) = trips(&turns, store.settle_all(&succeeded(claimed), now())).await;
+        assert!(settled.unwrap().iter().all(|one| *one == Settled::Applied));
+        let (idle, _) = trips(&turns, store.claim(&request(&["a", "b"], 60))).await;
+        // The probe, BEGIN, two statements for each receiver, the rows, their events, COMMIT.
+        count.extend([("claim", claim, 9), ("settle_all", settle, 4), ("an idle claim", idle, 1)]);
+        if prepared {
+            assert!(count.iter().all(|(_, trips, most)| trips == most), "{count:?}");
+        }
+    }
     store.drop_tables().await.unwrap();
 }
 

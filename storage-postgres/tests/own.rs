@@ -3,7 +3,15 @@
 #![allow(missing_docs, reason = "tests are named as sentences")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails, and says where")]
 
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{future::join_all, poll};
 use owed_core::{
@@ -15,7 +23,11 @@ use sea_orm::{
     ConnectionTrait, DatabaseConnection, DbBackend, Statement, TransactionTrait,
     sqlx::{PgPool, postgres::PgPoolOptions},
 };
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
 
 fn url() -> String {
     let variable = "OWED_TEST_POSTGRES_URL";
@@ -171,6 +183,91 @@ async fn a_claim_reads_what_it_takes_and_nothing_else() {
             // The second receiver is not looked at when the first one has enough.
             let looked_at = plan.matches(&format!("(actual rows={limit} loops=1)")).count();
             assert!(looked_at > 0, "analyzed: {analyzed}:\n{plan}");
+        }
+    }
+    store.drop_tables().await.unwrap();
+}
+
+// --- round trips --------------------------------------------------------------------------------------------
+
+/// The same server by another way, which counts how often it is asked and answers.
+async fn counted(url: &str) -> (String, Arc<AtomicUsize>) {
+    let server = url
+        .split(['@', '/'])
+        .find(|part| part.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()));
+    let server = server.expect("a URL with a host and a port").to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let here = listener.local_addr().unwrap().to_string();
+    let turns = Arc::new(AtomicUsize::new(0));
+    let (through, counting) = (url.replacen(&server, &here, 1), turns.clone());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let upstream = TcpStream::connect(&server).await.unwrap();
+            for one in [&client, &upstream] {
+                one.set_nodelay(true).unwrap();
+            }
+            let ((mut asks, mut hears), (mut answers, mut told)) =
+                (client.into_split(), upstream.into_split());
+            // Whether the client has spoken since the server did.
+            let asked = Arc::new(AtomicBool::new(false));
+            let (counting, answered) = (counting.clone(), asked.clone());
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 65_536];
+                while let Ok(read @ 1..) = asks.read(&mut bytes).await {
+                    if !asked.swap(true, Ordering::SeqCst) {
+                        counting.fetch_add(1, Ordering::SeqCst);
+                    }
+                    told.write_all(&bytes[..read]).await.unwrap();
+                }
+            });
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 65_536];
+                while let Ok(read @ 1..) = answers.read(&mut bytes).await {
+                    answered.store(false, Ordering::SeqCst);
+                    hears.write_all(&bytes[..read]).await.unwrap();
+                }
+            });
+        }
+    });
+    (through, turns)
+}
+
+/// How many round trips a call takes. What its connection does when it comes back to the pool is nobody's wait, and
+/// not counted.
+async fn trips<T>(turns: &AtomicUsize, call: impl Future<Output = T>) -> (usize, T) {
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let before = turns.load(Ordering::SeqCst);
+    let answer = call.await;
+    (turns.load(Ordering::SeqCst) - before, answer)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_hot_call_is_one_round_trip() {
+    let (url, turns) = counted(&url()).await;
+    let store = fresh(PostgresStore::builder(url).max_connections(1)).await;
+    let keyed = || NewEvent { dedupe_key: Some(random("k")), ..event(&["a", "b", "c"]) };
+    // The first time, each statement is prepared.
+    for prepared in [false, true] {
+        let mut count = Vec::new();
+        let (begin, tx) = trips(&turns, store.begin()).await;
+        let tx = tx.unwrap();
+        let events: Vec<NewEvent> = (0..50).map(|_| keyed()).collect();
+        let (record, recorded) = trips(&turns, store.record(&tx, &events)).await;
+        assert!(recorded.unwrap().iter().all(|one| matches!(one, Recorded::New { .. })));
+        let (commit, committed) = trips(&turns, store.commit(tx)).await;
+        committed.unwrap();
+        count.extend([("begin", begin), ("record", record), ("commit", commit)]);
+        let (claim, claimed) = trips(&turns, store.claim(&request(&["a", "b"], 60))).await;
+        let claimed = claimed.unwrap();
+        let keys: Vec<_> = claimed.iter().map(|one| one.claim.key().clone()).collect();
+        let (renew, renewed) = trips(&turns, store.renew(&keys, now() + Duration::from_secs(90))).await;
+        assert_eq!(renewed.unwrap().len(), 60);
+        let (settle, settled) = trips(&turns, store.settle_all(&succeeded(claimed), now())).await;
+        assert!(settled.unwrap().iter().all(|one| *one == Settled::Applied));
+        let (idle, _) = trips(&turns, store.claim(&request(&["nobody"], 60))).await;
+        count.extend([("claim", claim), ("renew", renew), ("settle_all", settle), ("an idle claim", idle)]);
+        if prepared {
+            assert!(count.iter().all(|(_, trips)| *trips == 1), "{count:?}");
         }
     }
     store.drop_tables().await.unwrap();
