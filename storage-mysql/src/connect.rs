@@ -20,7 +20,7 @@ use sea_orm::{
     },
 };
 
-use crate::{DIALECT, Inner, MysqlStore, Time};
+use crate::{DIALECT, Inner, MysqlStore, Time, schema};
 
 /// Which of the two it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,14 +200,15 @@ impl MysqlBuilder {
             skip: " FOR UPDATE SKIP LOCKED",
             wait: " FOR UPDATE",
             // Statistics that lag behind a burst must not turn a claim into a scan of the table.
+            primary: "FORCE INDEX (PRIMARY)",
             index: format!("FORCE INDEX ({})", DIALECT.quote(&format!("{}delivery_claim", names.prefix()))),
         };
         let time = match self.clock {
             Some(clock) => Time::Given(clock),
             None => Time::Server(Arc::new(SampledClock::default())),
         };
-        let signal = Signal::new();
-        let inner = Inner { db, opener, fresh, names, tables, steps, time, signal, server, spacing };
+        let (signal, dedupe) = (Signal::new(), schema::dedupe(&names));
+        let inner = Inner { db, opener, fresh, names, tables, dedupe, steps, time, signal, server, spacing };
         let store = MysqlStore { inner: Arc::new(inner) };
         store.sync_clock().await?;
         Ok(store)

@@ -57,6 +57,8 @@ struct Inner {
     fresh: Fresh,
     names: TableNames,
     tables: Tables,
+    /// The table of dedupe keys.
+    dedupe: String,
     steps: Steps,
     time: Time,
     signal: Signal,

@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError, row::target_digest};
-use owed_sql::{Sql, Tables, classify};
-use sea_orm::{DatabaseTransaction, SqlErr, Value};
+use owed_sql::{Sql, Tables};
+use sea_orm::{DatabaseTransaction, QueryResult, Value};
 
 use crate::{
     DIALECT, Inner,
@@ -26,19 +26,20 @@ pub(crate) async fn record(
     inner: &Inner,
     events: &[NewEvent],
 ) -> Result<Vec<Recorded>, StoreError> {
-    let mut found: Vec<Result<EventId, EventId>> = Vec::with_capacity(events.len());
-    while let Some(next) = events.get(found.len()) {
-        let rest = &events[found.len()..];
-        let plain = rest.iter().take_while(|event| event.dedupe_key.is_none());
-        let many = fitting(plain, |event| event.payload.len() + event.scope.as_ref().map_or(0, Vec::len));
-        if many == 0 {
-            found.push(insert_once(tx, &inner.tables, next).await?);
-        } else {
-            let sql = statement(&inner.tables, &rest[..many]);
-            let ids = insert(tx, inner, sql, many, "recording events").await?;
-            found.extend(ids.into_iter().map(|id| Ok(EventId(id))));
-        }
+    let mut ids: Vec<i64> = Vec::with_capacity(events.len());
+    while ids.len() < events.len() {
+        let rest = &events[ids.len()..];
+        let size = |event: &&NewEvent| event.payload.len() + event.scope.as_ref().map_or(0, Vec::len);
+        let chunk = &rest[..fitting(rest.iter(), size)];
+        let sql = statement(&inner.tables, chunk);
+        ids.extend(insert(tx, inner, sql, chunk.len(), "recording events").await?);
     }
+    let earlier = once(tx, inner, events, &ids).await?;
+    let found = ids.iter().map(|id| match earlier.get(id) {
+        None => Ok(EventId(*id)),
+        Some(of) => Err(EventId(*of)),
+    });
+    let found: Vec<Result<EventId, EventId>> = found.collect();
     let mut deliveries = deliveries(tx, inner, events, &found).await?.into_iter();
     let recorded = events.iter().zip(found).map(|(event, found)| match found {
         Ok(id) => {
@@ -48,6 +49,86 @@ pub(crate) async fn record(
         Err(of) => Recorded::Duplicate { of },
     });
     Ok(recorded.collect())
+}
+
+/// Notes the dedupe keys of events that were just written. Takes those back whose key is there already, and answers
+/// for each of them the earlier one.
+///
+/// A key that another open transaction has noted is waited for. Plan: by primary key.
+async fn once(
+    tx: &DatabaseTransaction,
+    inner: &Inner,
+    events: &[NewEvent],
+    ids: &[i64],
+) -> Result<HashMap<i64, i64>, StoreError> {
+    let keyed: Vec<(&str, i64)> =
+        events.iter().zip(ids).filter_map(|(event, id)| Some((event.dedupe_key.as_deref()?, *id))).collect();
+    let mut earlier = HashMap::new();
+    for chunk in keyed.chunks(ROWS) {
+        // What is ignored is a duplicate: the values have been checked.
+        let mut sql =
+            Sql::new(DIALECT, format!("INSERT IGNORE INTO {} (dedupe_key, event_id) VALUES ", inner.dedupe));
+        for (n, (key, id)) in chunk.iter().enumerate() {
+            sql.push(if n > 0 { ", " } else { "" }).list([Value::from(*key), Value::from(*id)]);
+        }
+        let written = sql.execute(tx, "noting dedupe keys").await?;
+        if written.rows_affected() < chunk.len() as u64 {
+            earlier.extend(duplicates(tx, inner, chunk).await?);
+        }
+    }
+    let taken_back: Vec<i64> = earlier.keys().copied().collect();
+    for chunk in taken_back.chunks(ROWS) {
+        let mut sql = Sql::new(
+            DIALECT,
+            format!("DELETE e FROM {} e FORCE INDEX (PRIMARY) WHERE e.id IN ", inner.tables.event),
+        );
+        sql.ids(chunk);
+        sql.execute(tx, "taking a duplicate back").await?;
+    }
+    Ok(earlier)
+}
+
+/// Which of these were not noted, and the earlier events that have their keys.
+async fn duplicates(
+    tx: &DatabaseTransaction,
+    inner: &Inner,
+    keyed: &[(&str, i64)],
+) -> Result<HashMap<i64, i64>, StoreError> {
+    let doing = "looking for events with these dedupe keys";
+    // Locking reads: they see what is committed now, whatever this transaction's snapshot.
+    let mut sql = Sql::new(
+        DIALECT,
+        format!(
+            "SELECT k.dedupe_key, k.event_id, e.id
+             FROM {} k FORCE INDEX (PRIMARY) LEFT JOIN {} e ON e.id = k.event_id
+             WHERE k.dedupe_key IN ",
+            inner.dedupe, inner.tables.event
+        ),
+    );
+    sql.list(keyed.iter().map(|(key, _)| *key)).push(" LOCK IN SHARE MODE");
+    let read = |row: &QueryResult| {
+        let there: Option<i64> = row.try_get_by_index(2)?;
+        Ok((row.try_get_by_index(0)?, (row.try_get_by_index(1)?, there.is_some())))
+    };
+    let mut noted: HashMap<String, (i64, bool)> = sql.rows(tx, doing, read).await?.into_iter().collect();
+    let mut earlier = HashMap::new();
+    for (key, id) in keyed {
+        match noted.get_mut(*key) {
+            Some((of, _)) if of == id => {}
+            Some((of, true)) => {
+                earlier.insert(*id, *of);
+            }
+            // Somebody deleted that event and left its key.
+            Some((of, there @ false)) => {
+                let mut sql = Sql::new(DIALECT, format!("UPDATE {} SET event_id = ", inner.dedupe));
+                sql.bind(*id).push(" WHERE dedupe_key = ").bind(*key);
+                sql.execute(tx, "noting a dedupe key").await?;
+                (*of, *there) = (*id, true);
+            }
+            None => return Err(StoreError::failed(doing, "a key that was there is not")),
+        }
+    }
+    Ok(earlier)
 }
 
 /// How many of these fit into one statement: at least one, if there is one.
@@ -93,29 +174,6 @@ async fn insert(
 
 async fn numbers(tx: &DatabaseTransaction, sql: Sql, doing: &'static str) -> Result<Vec<i64>, StoreError> {
     sql.rows(tx, doing, |row| row.try_get_by_index(0)).await
-}
-
-/// Writes one event with a dedupe key, or answers the earlier one. A duplicate undoes its own statement alone, so
-/// the transaction stays usable.
-async fn insert_once(
-    tx: &DatabaseTransaction,
-    tables: &Tables,
-    event: &NewEvent,
-) -> Result<Result<EventId, EventId>, StoreError> {
-    let error = match statement(tables, std::slice::from_ref(event)).attempt(tx).await {
-        Ok(written) => return Ok(Ok(EventId(i64::try_from(written.last_insert_id()).unwrap_or(i64::MAX)))),
-        Err(error) => error,
-    };
-    if !matches!(error.sql_err(), Some(SqlErr::UniqueConstraintViolation(_))) {
-        return Err(classify("recording an event", error));
-    }
-    // A locking read: it sees what is committed now, whatever this transaction's snapshot.
-    let doing = "looking for the event with this dedupe key";
-    let mut sql = Sql::new(DIALECT, format!("SELECT id FROM {} WHERE dedupe_key = ", tables.event));
-    sql.bind(event.dedupe_key.clone()).push(" LOCK IN SHARE MODE");
-    let ids = numbers(tx, sql, doing).await?;
-    let id = ids.first().ok_or_else(|| StoreError::failed(doing, "it is not there"))?;
-    Ok(Err(EventId(*id)))
 }
 
 fn statement(tables: &Tables, events: &[NewEvent]) -> Sql {

@@ -4,10 +4,16 @@ use owed_sql::{Migration, Migrator, TableNames};
 
 use crate::{DIALECT, connect::Kind};
 
+/// The table of dedupe keys.
+pub(crate) fn dedupe(names: &TableNames) -> String {
+    names.table(DIALECT, "dedupe")
+}
+
 pub(crate) fn drop(names: &TableNames) -> String {
     let tables = names.tables(DIALECT);
     format!(
-        "DROP TABLE IF EXISTS {}, {}, {}, {}, {}",
+        "DROP TABLE IF EXISTS {}, {}, {}, {}, {}, {}",
+        dedupe(names),
         tables.lane_pause,
         tables.receiver_success,
         tables.delivery,
@@ -20,6 +26,7 @@ pub(crate) fn migrator(names: &TableNames, kind: Kind) -> Migrator {
     let tables = names.tables(DIALECT);
     let (event, delivery) = (&tables.event, &tables.delivery);
     let (success, pause) = (&tables.receiver_success, &tables.lane_pause);
+    let dedupe = dedupe(names);
     let index = |name: &str| DIALECT.quote(&format!("{}{name}", names.prefix()));
     // By bytes, and without padding: 'a' and 'a ' are two keys. The two servers name it differently.
     let collation = match kind {
@@ -48,13 +55,24 @@ pub(crate) fn migrator(names: &TableNames, kind: Kind) -> Migrator {
                 retention_seconds BIGINT,
                 delete_when       VARCHAR(20),
                 trace_context     TEXT,
-                UNIQUE KEY {} (dedupe_key),
                 KEY {} (recorded_at),
                 KEY {} (correlation_id)
             ) {table}",
-            index("event_dedupe"),
             index("event_recorded"),
             index("event_correlation"),
+        ),
+        // A table, and not a unique index of the event's: InnoDB finds a duplicate in a secondary index by a lock
+        // that holds the gap before it as well, at any isolation level, until the transaction ends. Nobody else
+        // could write a neighbouring key meanwhile, and next to the smallest key lie the nulls: all events without
+        // a key. In a primary key, at READ COMMITTED, it is the one row.
+        //
+        // No foreign key, which would lock gaps again. The row of an event that is gone is taken over by the next
+        // one with its key.
+        format!(
+            "CREATE TABLE IF NOT EXISTS {dedupe} (
+                dedupe_key VARCHAR(255) NOT NULL PRIMARY KEY,
+                event_id   BIGINT       NOT NULL
+            ) {table}"
         ),
         // No foreign key to the event: it would cost a look-up and a row lock for each row written. The claim
         // reads the event anyway, and a delivery whose event somebody deleted is dead-lettered with that said.
@@ -101,7 +119,8 @@ pub(crate) fn migrator(names: &TableNames, kind: Kind) -> Migrator {
             ) {table}"
         ),
     ];
-    let down =
-        [pause, success, delivery, event].map(|table| format!("DROP TABLE IF EXISTS {table}")).to_vec();
+    let down = [pause, success, delivery, &dedupe, event]
+        .map(|table| format!("DROP TABLE IF EXISTS {table}"))
+        .to_vec();
     Migrator::new(names.clone(), vec![Migration::new(names, "m0001_tables", up, down)])
 }

@@ -54,6 +54,7 @@ on_both! {
     migrations_run_once_however_many_ask_for_them_at_once,
     printed_migrations_make_the_same_tables,
     keys_differ_by_every_byte_and_may_be_255_wide_characters_long,
+    a_duplicate_is_in_nobody_else_s_way,
     ids_of_a_batch_are_known_while_others_write,
     ids_of_a_batch_are_known_whatever_the_spacing,
     times_do_not_depend_on_the_session_s_zone,
@@ -354,6 +355,49 @@ async fn keys_differ_by_every_byte_and_may_be_255_wide_characters_long(url: Stri
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     assert_eq!(store.owed_receivers().await.unwrap(), sorted);
+    store.drop_tables().await.unwrap();
+}
+
+async fn a_duplicate_is_in_nobody_else_s_way(url: String) {
+    let store = fresh(MysqlStore::builder(url).max_connections(4)).await;
+    let keyed = |key: &str| NewEvent { dedupe_key: Some(key.into()), ..event(&["a"]) };
+    for key in ["b", "m", "x"] {
+        fire(&store, &[keyed(key)]).await;
+    }
+    // One key is undone, and one that was waited for turns out to be a duplicate.
+    let undone = store.begin().await.unwrap();
+    store.record(&undone, &[keyed("a"), keyed("c")]).await.unwrap();
+    store.rollback(undone).await.unwrap();
+    let first = store.begin().await.unwrap();
+    store.record(&first, &[keyed("n")]).await.unwrap();
+    let holding = store.begin().await.unwrap();
+    let raced = tokio::spawn({
+        let store = store.clone();
+        async move {
+            let keys = ["b", "m", "x", "a", "c", "n"].map(keyed);
+            let recorded = store.record(&holding, &keys).await.unwrap();
+            (holding, recorded)
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    store.commit(first).await.unwrap();
+    let (holding, recorded) = raced.await.unwrap();
+    let is_new = |one: &Recorded| matches!(one, Recorded::New { .. });
+    assert_eq!(recorded.iter().map(is_new).collect::<Vec<_>>(), [false, false, false, true, true, false]);
+    // While that transaction is open, everything else can be written.
+    for new in
+        [event(&["a"]), keyed("0"), keyed("aa"), keyed("bb"), keyed("l"), keyed("nn"), keyed("w"), keyed("z")]
+    {
+        let fired = timeout(Duration::from_secs(3), fire(&store, &[new.clone(), event(&["a"])])).await;
+        assert!(is_new(&fired.unwrap_or_else(|_| panic!("{:?} had to wait", new.dedupe_key))[0]));
+    }
+    store.rollback(holding).await.unwrap();
+    // A key whose event is gone is free.
+    let sql = table(&store).replace("_delivery", "_event");
+    run(store.connection(), format!("DELETE FROM {sql} WHERE dedupe_key = 'b'")).await;
+    let again = fire(&store, &[keyed("b"), keyed("b")]).await;
+    let [Recorded::New { event, .. }, Recorded::Duplicate { of }] = again[..] else { panic!("{again:?}") };
+    assert_eq!(event, of);
     store.drop_tables().await.unwrap();
 }
 

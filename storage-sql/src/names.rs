@@ -63,15 +63,18 @@ impl TableNames {
         self.schema.as_deref()
     }
 
+    /// The quoted name of one table, for statements.
+    pub fn table(&self, dialect: Dialect, name: &str) -> String {
+        let table = dialect.quote(&format!("{}{name}", self.prefix));
+        match &self.schema {
+            Some(schema) => format!("{}.{table}", dialect.quote(schema)),
+            None => table,
+        }
+    }
+
     /// The quoted names, for statements.
     pub fn tables(&self, dialect: Dialect) -> Tables {
-        let table = |name: &str| {
-            let table = dialect.quote(&format!("{}{name}", self.prefix));
-            match &self.schema {
-                Some(schema) => format!("{}.{table}", dialect.quote(schema)),
-                None => table,
-            }
-        };
+        let table = |name: &str| self.table(dialect, name);
         Tables {
             event: table("event"),
             delivery: table("delivery"),

@@ -36,6 +36,9 @@ pub struct Steps {
     pub wait: &'static str,
     /// Holds the claim to its index, whatever the statistics say.
     pub index: String,
+    /// Holds look-ups of ids to the primary key. Read whole, as a small table may be, a table shows rows that others
+    /// have locked, and a statement would wait for those as well.
+    pub primary: &'static str,
 }
 
 impl Steps {
@@ -97,9 +100,9 @@ impl Steps {
                 let mut sql = Sql::new(
                     self.dialect,
                     format!(
-                        "UPDATE {} SET lapses = CASE WHEN status = 'claimed' AND lapses < 1 THEN 1 ELSE lapses END, \
+                        "UPDATE {} {} SET lapses = CASE WHEN status = 'claimed' AND lapses < 1 THEN 1 ELSE lapses END, \
                          status = 'claimed', claimed_by = ",
-                        self.tables.delivery
+                        self.tables.delivery, self.primary
                     ),
                 );
                 sql.bind(&*request.worker);
@@ -221,10 +224,12 @@ impl Steps {
         now: Timestamp,
         until: Timestamp,
     ) -> Result<Option<Claimed>, StoreError> {
-        let mut sql = Sql::new(self.dialect, format!("UPDATE {} SET claimed_by = ", self.tables.delivery));
+        let mut sql = Sql::new(
+            self.dialect,
+            format!("UPDATE {} {} SET claimed_by = ", self.tables.delivery, self.primary),
+        );
         sql.bind(worker);
         sql.push(", available_at = ").bind(self.dialect.time(Some(until)));
-        // Last: MySQL's WHERE is read before, but a reader need not know.
         sql.push(", claimed_at = ").bind(self.dialect.time(Some(now)));
         settle::where_claimed(&mut sql, self.dialect, key);
         let written = sql.execute(tx, "taking a claim over").await?;
@@ -251,8 +256,8 @@ impl Steps {
             let mut sql = Sql::new(
                 self.dialect,
                 format!(
-                    "SELECT d.id, d.status, d.claimed_by, d.claimed_at FROM {} d WHERE d.id IN ",
-                    self.tables.delivery
+                    "SELECT d.id, d.status, d.claimed_by, d.claimed_at FROM {} d {} WHERE d.id IN ",
+                    self.tables.delivery, self.primary
                 ),
             );
             sql.ids(chunk);
@@ -284,21 +289,37 @@ impl Steps {
         until: Timestamp,
     ) -> Result<Vec<DeliveryId>, StoreError> {
         let held = self.held(tx, keys, self.skip).await?;
-        let of = |wanted: fn(&Option<bool>) -> bool| {
-            let ids =
-                keys.iter().zip(&held).filter(move |(_, held)| wanted(held)).map(|(key, _)| key.delivery);
-            ids.collect::<Vec<DeliveryId>>()
+        let of = |wanted: Option<bool>| -> Vec<i64> {
+            let keys = keys.iter().zip(&held).filter(|(_, held)| **held == wanted);
+            keys.map(|(key, _)| key.delivery.0).collect()
         };
-        let ids: Vec<i64> = of(|held| *held == Some(true)).into_iter().map(|id| id.0).collect();
-        for chunk in ids.chunks(IDS) {
-            let mut sql =
-                Sql::new(self.dialect, format!("UPDATE {} SET available_at = ", self.tables.delivery));
+        for chunk in of(Some(true)).chunks(IDS) {
+            let mut sql = Sql::new(
+                self.dialect,
+                format!("UPDATE {} {} SET available_at = ", self.tables.delivery, self.primary),
+            );
             sql.bind(self.dialect.time(Some(until)));
             sql.push(" WHERE id IN ").ids(chunk);
             sql.execute(tx, "renewing leases").await?;
         }
-        // What another transaction has is being settled by its own handler, or taken over: it counts as held.
-        Ok(of(|held| *held != Some(false)))
+        // What was passed over is being settled by its own handler, or taken over: it counts as held. What is not
+        // there at all does not.
+        let mut there: HashSet<i64> = HashSet::new();
+        if !self.skip.is_empty() {
+            for chunk in of(None).chunks(IDS) {
+                let mut sql = Sql::new(
+                    self.dialect,
+                    format!("SELECT d.id FROM {} d WHERE d.id IN ", self.tables.delivery),
+                );
+                sql.ids(chunk);
+                there.extend(sql.rows(tx, "looking at claims", |one| one.try_get_by_index::<i64>(0)).await?);
+            }
+        }
+        let still = keys
+            .iter()
+            .zip(&held)
+            .filter(|(key, held)| held.unwrap_or_else(|| there.contains(&key.delivery.0)));
+        Ok(still.map(|(key, _)| key.delivery).collect())
     }
 
     /// Hands rows back. See [`owed_core::Store::release`].
@@ -324,9 +345,9 @@ impl Steps {
             let mut sql = Sql::new(
                 self.dialect,
                 format!(
-                    "UPDATE {} SET status = CASE WHEN last_error IS NULL THEN 'pending' ELSE 'failed' END, \
+                    "UPDATE {} {} SET status = CASE WHEN last_error IS NULL THEN 'pending' ELSE 'failed' END, \
                      claimed_by = NULL, claimed_at = NULL, available_at = ",
-                    self.tables.delivery
+                    self.tables.delivery, self.primary
                 ),
             );
             sql.bind(self.dialect.time(Some(at)));
@@ -370,9 +391,9 @@ impl Steps {
             let mut sql = Sql::new(
                 self.dialect,
                 format!(
-                    "UPDATE {} SET status = 'succeeded', attempts = attempts + 1, available_at = NULL, \
+                    "UPDATE {} {} SET status = 'succeeded', attempts = attempts + 1, available_at = NULL, \
                      claimed_by = NULL, claimed_at = NULL, lapses = 0, completed_at = ",
-                    self.tables.delivery
+                    self.tables.delivery, self.primary
                 ),
             );
             sql.bind(self.dialect.time(Some(now)));
@@ -461,7 +482,10 @@ impl Steps {
         for chunk in ids.chunks(IDS) {
             let mut sql = Sql::new(
                 self.dialect,
-                format!("UPDATE {} SET available_at = CASE WHEN due_at > ", self.tables.delivery),
+                format!(
+                    "UPDATE {} {} SET available_at = CASE WHEN due_at > ",
+                    self.tables.delivery, self.primary
+                ),
             );
             sql.bind(time()).push(" THEN due_at ELSE ").bind(time()).push(" END WHERE id IN ").ids(chunk);
             let written = sql.execute(tx, doing).await?;

@@ -88,8 +88,14 @@ impl SqliteBuilder {
             write.query_one_raw(asked).await.map_err(|error| classify("asking for its version", error))?;
         let version = version.and_then(|row| row.try_get_by_index(0).ok()).unwrap_or_default();
         let tables = names.tables(DIALECT);
-        let steps =
-            Steps { dialect: DIALECT, tables: tables.clone(), skip: "", wait: "", index: String::new() };
+        let steps = Steps {
+            dialect: DIALECT,
+            tables: tables.clone(),
+            skip: "",
+            wait: "",
+            index: String::new(),
+            primary: "",
+        };
         // A transaction that is going to write takes the write lock when it begins: one that took it later could
         // find that another has written meanwhile, and fail.
         let immediate = TransactionOptions {
