@@ -1,4 +1,5 @@
-//! The MySQL and MariaDB store of `owed`: MySQL 8.0.1 and later (8.4 and 9 are tested), MariaDB 10.6 and later.
+//! The MySQL and MariaDB store of `owed`: for MySQL from 8.0.1 and MariaDB from 10.6 on. The tests run
+//! on MySQL 9 and MariaDB 10.11.
 //!
 //! ```no_run
 //! # use owed_mysql::MysqlStore;
@@ -14,6 +15,16 @@
 //! by their bytes.
 //!
 //! Wake-ups reach relays of the same process alone: neither server can notify. Others find rows at their poll.
+//!
+//! Put no trigger on its tables: the ids of a batch are counted on from the first one (on MySQL; MariaDB answers each),
+//! which holds for as long as an INSERT draws all of its ids at once.
+//!
+//! # Dropped futures
+//!
+//! A call that is dropped leaves no transaction open and no connection half-way, for any `await`. On a runtime of
+//! several threads that includes savepoints: whoever drops one on its way waits for the server's answer. On a runtime
+//! of one thread (`current_thread`) there would be nobody to bring it, so there a transaction whose savepoint was
+//! dropped while it was being opened, released or undone must be dropped as well.
 
 mod connect;
 mod record;

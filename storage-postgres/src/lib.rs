@@ -16,6 +16,17 @@
 //! | `claim` | rows and their events, whole | one |
 //! | `settle` | many outcomes, each on its own condition | one |
 //! | `lease` | renew, hand back, take over | one each |
+//!
+//! A connection that was in use within the last second is taken for alive and not looked at first, so after a restart
+//! of the server a call may find a dead one, and say [`StoreError::Unavailable`]. One that turned read-only (a
+//! fail-over) is not used again.
+//!
+//! # Dropped futures
+//!
+//! A call that is dropped leaves no transaction open and no connection half-way, for any `await`. On a runtime of
+//! several threads that includes savepoints: whoever drops one on its way waits for the server's answer. On a runtime
+//! of one thread (`current_thread`) there would be nobody to bring it, so there a transaction whose savepoint was
+//! dropped while it was being opened, released or undone must be dropped as well.
 
 mod claim;
 mod connect;

@@ -12,7 +12,18 @@
 //! wait for its lock, up to a minute. Nobody is told "database is locked" before that. Readers never wait
 //! (write-ahead log). Every commit reaches the disk before it returns (`synchronous = FULL`).
 //!
+//! A transaction takes the write lock when it begins: keep it short, and do not wait in it for another one of the same
+//! process. A database in memory has one connection for everything, so there a reader waits for an open transaction as
+//! well.
+//!
 //! Times are kept as microseconds since 1970: `datetime(available_at / 1e6, 'unixepoch')` shows one.
+//!
+//! # Dropped futures
+//!
+//! A call that is dropped leaves no transaction open and no connection half-way, for any `await`. On a runtime of
+//! several threads that includes savepoints: whoever drops one on its way waits for the server's answer. On a runtime
+//! of one thread (`current_thread`) there would be nobody to bring it, so there a transaction whose savepoint was
+//! dropped while it was being opened, released or undone must be dropped as well.
 
 mod connect;
 mod record;
