@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails, and says where")]
 
 mod bed;
+mod broken;
 mod conforming;
 mod declaring;
 mod delivering;
