@@ -63,6 +63,7 @@ impl<S: Store> Lane<S> {
         let mut claiming: Option<Claiming> = None;
         let mut asked = 0;
         let mut look = true;
+        let mut listening = true;
         let mut next_poll = Instant::now() + poll;
         let mut not_before = Instant::now();
         let mut backoff = poll;
@@ -148,12 +149,10 @@ impl<S: Store> Lane<S> {
                         }
                     }
                 }
-                changed = woken.changed() => {
+                changed = woken.changed(), if listening => {
                     look = true;
-                    if changed.is_err() {
-                        // Nobody listens any more; the poll goes on.
-                        tokio::time::sleep_until(next_poll).await;
-                    }
+                    // Once nobody listens any more, the poll alone goes on.
+                    listening = changed.is_ok();
                 }
                 () = tokio::time::sleep_until(next_poll) => {
                     look = true;
