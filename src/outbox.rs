@@ -212,7 +212,8 @@ impl<S: Store> Outbox<S> {
     /// If the store can't make a savepoint.
     ///
     /// # Cancel safety
-    /// Dropped, what was done in the savepoint is undone; the service's transaction stays usable.
+    /// Dropped, the service's transaction stays usable, except on a runtime of one thread (`current_thread`) with
+    /// PostgreSQL or MySQL: there it has to be rolled back, since nobody is left to take the server's answer.
     pub async fn join<'t>(&self, tx: &'t S::Tx) -> Result<Joined<'t, S>, Error> {
         Ok(Joined::new(self.clone(), self.store().savepoint(tx).await?))
     }

@@ -123,9 +123,12 @@ impl<S: Store> Tx<S> {
     /// If the store can't make one.
     ///
     /// # Cancel safety
-    /// Dropped, the transaction stays usable.
+    /// Dropped halfway, the transaction can only be rolled back: `commit` refuses. What a driver makes of a
+    /// savepoint that nobody waited for is not the same everywhere.
     pub async fn savepoint(&mut self) -> Result<Savepoint<'_, S>, Error> {
+        let halfway = Halfway::new(self, "opening a savepoint");
         let raw = self.outbox().store().savepoint(self.raw()).await?;
+        halfway.ended();
         let tx = Tx::new(self.outbox().clone(), raw);
         Ok(Savepoint { tx, around: self })
     }

@@ -29,6 +29,7 @@ on_every_store!(
     on_commit_receivers_run_after_the_commit_each_on_its_own,
     on_commit_receivers_of_undone_work_never_run,
     a_savepoint_that_is_released_counts_and_one_that_is_dropped_does_not,
+    a_savepoint_that_is_dropped_on_its_way_leaves_all_or_nothing,
     a_joined_transaction_commits_with_the_services_own,
     a_joined_transaction_that_is_not_closed_leaves_nothing,
     what_a_receiver_fires_descends_from_its_event,
@@ -384,6 +385,29 @@ async fn a_savepoint_that_is_released_counts_and_one_that_is_dropped_does_not<S:
     assert_eq!(numbers, [1, 2, 4]);
     assert_eq!(bed.deliveries().await.len(), 3);
     assert_eq!(seen.all(), ["works 1", "works 2", "works 4"]);
+}
+
+async fn a_savepoint_that_is_dropped_on_its_way_leaves_all_or_nothing<S: Store>(bed: Bed<S>) {
+    let outbox = bed.outbox().event::<Placed>().build().unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    tx.fire(Placed { n: 1 }).await.unwrap();
+    let mut opening = Box::pin(tx.savepoint());
+    let on_its_way = futures_poll_once(opening.as_mut()).await.is_pending();
+    drop(opening);
+    let after = tx.fire(Placed { n: 2 }).await;
+    match tx.commit().await {
+        Ok(()) => {
+            assert!(!on_its_way && after.is_ok());
+            assert_eq!(bed.events().await.len(), 2);
+        }
+        Err(error) => {
+            assert!(
+                on_its_way && matches!(&error, Error::Poisoned { because } if because.contains("savepoint")),
+                "{error}"
+            );
+            assert!(bed.events().await.is_empty());
+        }
+    }
 }
 
 async fn a_joined_transaction_commits_with_the_services_own<S: Store>(bed: Bed<S>) {
