@@ -206,6 +206,30 @@ pub struct NewEvent {
     pub deliveries: Vec<NewDelivery>,
 }
 
+impl NewEvent {
+    /// The row that this becomes under `id`.
+    pub fn into_row(self, id: EventId) -> EventRow {
+        EventRow {
+            id,
+            name: self.name.to_string(),
+            version: self.version,
+            codec: self.codec.as_str().to_owned(),
+            payload: self.payload,
+            dedupe_key: self.dedupe_key,
+            occurred_at: self.occurred_at,
+            recorded_at: self.recorded_at,
+            actor_key: self.actor_key,
+            actor_label: self.actor_label,
+            scope: self.scope,
+            correlation_id: self.correlation_id,
+            causation_id: self.causation_id,
+            suppressed: self.suppressed,
+            retention: self.retention,
+            trace_context: self.trace_context,
+        }
+    }
+}
+
 /// One delivery to write together with its event.
 #[derive(Clone, Debug)]
 pub struct NewDelivery {
@@ -222,6 +246,30 @@ pub struct NewDelivery {
     /// For a row that is attempted by the firing process right after the commit: the worker that holds it from
     /// the start, under a claim made at the event's `recorded_at` whose lease ends at `available_at`.
     pub claimed_by: Option<Arc<str>>,
+}
+
+impl NewDelivery {
+    /// The row that this becomes under `id`, owed by an event that was recorded at `recorded_at`.
+    pub fn row(&self, id: DeliveryId, event_id: EventId, recorded_at: Timestamp) -> DeliveryRow {
+        let born = self.claimed_by.as_deref();
+        DeliveryRow {
+            id,
+            event_id,
+            receiver_key: self.receiver_key.to_string(),
+            target: self.target.clone(),
+            status: if born.is_some() { Status::Claimed } else { Status::Pending },
+            attempts: 0,
+            max_attempts: self.max_attempts,
+            available_at: Some(self.available_at),
+            due_at: self.due_at,
+            claimed_by: born.map(str::to_owned),
+            claimed_at: born.map(|_| recorded_at),
+            lapses: 0,
+            last_error: None,
+            completed_at: None,
+            succeeded_at: None,
+        }
+    }
 }
 
 /// The digest of a target that, with the event and the receiver, makes a delivery unique. Empty for no target.

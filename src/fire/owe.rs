@@ -5,7 +5,6 @@ use std::{cell::OnceCell, collections::HashSet, sync::Arc};
 use chrono::TimeDelta;
 use owed_core::{EventId, EventRow, NewDelivery, NewEvent, Store, Timestamp, limits, micros};
 
-use super::record::row;
 use crate::{
     context::DeliveryContext,
     declare::{Declared, DueTime, DurableSpec},
@@ -17,7 +16,7 @@ use crate::{
 pub(super) fn deliveries<S: Store>(outbox: &Outbox<S>, event: &NewEvent) -> Result<Vec<NewDelivery>, Error> {
     // Most receivers need no more than the event's times; only targets and due functions look inside.
     let seen = OnceCell::new();
-    let seen = || seen.get_or_init(|| Arc::new(row(EventId(0), event.clone())));
+    let seen = || seen.get_or_init(|| Arc::new(event.clone().into_row(EventId(0))));
     let mut owed = Vec::new();
     for receiver in outbox.registry().listening(&event.name) {
         let Some(spec) = receiver.durable() else { continue };

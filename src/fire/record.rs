@@ -4,8 +4,8 @@ use std::{future::IntoFuture, sync::Arc};
 
 use futures::future::BoxFuture;
 use owed_core::{
-    Claim, Claimed, Codec, DeliveryId, DeliveryRow, EventId, EventRow, NewEvent, Recorded, Status, Store,
-    Timestamp, limits, micros,
+    Claim, Claimed, Codec, DeliveryId, EventId, EventRow, NewEvent, Recorded, Store, Timestamp, limits,
+    micros,
 };
 use tracing::{Instrument, debug_span};
 use uuid::Uuid;
@@ -162,8 +162,8 @@ fn prepare<S: Store, E: Event>(
         deliveries: Vec::new(),
     };
     limits::event(&new)?;
+    // Keys were checked by `build`, targets are where they are answered.
     new.deliveries = owe::deliveries(outbox, &new)?;
-    limits::event(&new)?;
     Ok(new)
 }
 
@@ -208,28 +208,12 @@ async fn follow<S: Store>(
         return Ok(());
     }
     let recorded_at = new.recorded_at;
-    let event = Arc::new(row(id, new));
+    let event = Arc::new(new.into_row(id));
     for (delivery, id) in owed.iter().zip(deliveries) {
         let Some(worker) = &delivery.claimed_by else { continue };
         after.eager.push(Claimed {
             claim: Claim::granted(*id, worker.clone(), recorded_at),
-            delivery: DeliveryRow {
-                id: *id,
-                event_id: event.id,
-                receiver_key: delivery.receiver_key.to_string(),
-                target: delivery.target.clone(),
-                status: Status::Claimed,
-                attempts: 0,
-                max_attempts: delivery.max_attempts,
-                available_at: Some(delivery.available_at),
-                due_at: delivery.due_at,
-                claimed_by: Some(worker.to_string()),
-                claimed_at: Some(recorded_at),
-                lapses: 0,
-                last_error: None,
-                completed_at: None,
-                succeeded_at: None,
-            },
+            delivery: delivery.row(*id, event.id, recorded_at),
             event: Some(event.clone()),
         });
     }
@@ -265,27 +249,5 @@ async fn run_inline<S: Store>(
         Ran::Succeeded => Ok(()),
         Ran::Failed { error, .. } => refuse(error),
         Ran::Undecodable(error) => refuse(error.into()),
-    }
-}
-
-/// The event as it will be read back.
-pub(super) fn row(id: EventId, new: NewEvent) -> EventRow {
-    EventRow {
-        id,
-        name: new.name.to_string(),
-        version: new.version,
-        codec: new.codec.as_str().to_owned(),
-        payload: new.payload,
-        dedupe_key: new.dedupe_key,
-        occurred_at: new.occurred_at,
-        recorded_at: new.recorded_at,
-        actor_key: new.actor_key,
-        actor_label: new.actor_label,
-        scope: new.scope,
-        correlation_id: new.correlation_id,
-        causation_id: new.causation_id,
-        suppressed: new.suppressed,
-        retention: new.retention,
-        trace_context: new.trace_context,
     }
 }

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use owed_core::{DeliveryId, DeliveryRow, EventId, EventRow, NewEvent, Recorded, Status, StoreError};
+use owed_core::{DeliveryId, DeliveryRow, EventId, EventRow, NewEvent, Recorded, StoreError};
 
 use crate::Shared;
 
@@ -178,48 +178,11 @@ impl MemoryTx {
             let event = EventId(tables.next_event());
             (event, new.deliveries.iter().map(|_| DeliveryId(tables.next_delivery())).collect::<Vec<_>>())
         };
-        let row = EventRow {
-            id: event,
-            name: new.name.to_string(),
-            version: new.version,
-            codec: new.codec.as_str().to_owned(),
-            payload: new.payload.clone(),
-            dedupe_key: new.dedupe_key.clone(),
-            occurred_at: new.occurred_at,
-            recorded_at: new.recorded_at,
-            actor_key: new.actor_key.clone(),
-            actor_label: new.actor_label.clone(),
-            scope: new.scope.clone(),
-            correlation_id: new.correlation_id,
-            causation_id: new.causation_id,
-            suppressed: new.suppressed.clone(),
-            retention: new.retention,
-            trace_context: new.trace_context.clone(),
-        };
+        let row = new.clone().into_row(event);
         if let Some(top) = self.layers().last_mut() {
             top.events.insert(event.0, Arc::new(row));
             for (delivery, id) in new.deliveries.iter().zip(&deliveries) {
-                let born = delivery.claimed_by.as_ref();
-                top.deliveries.insert(
-                    id.0,
-                    DeliveryRow {
-                        id: *id,
-                        event_id: event,
-                        receiver_key: delivery.receiver_key.to_string(),
-                        target: delivery.target.clone(),
-                        status: if born.is_some() { Status::Claimed } else { Status::Pending },
-                        attempts: 0,
-                        max_attempts: delivery.max_attempts,
-                        available_at: Some(delivery.available_at),
-                        due_at: delivery.due_at,
-                        claimed_by: born.map(|worker| worker.to_string()),
-                        claimed_at: born.map(|_| new.recorded_at),
-                        lapses: 0,
-                        last_error: None,
-                        completed_at: None,
-                        succeeded_at: None,
-                    },
-                );
+                top.deliveries.insert(id.0, delivery.row(*id, event, new.recorded_at));
             }
         }
         Recorded::New { event, deliveries }

@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 
-use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError, row::target_digest};
-use owed_sql::{Sql, Tables};
+use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError};
+use owed_sql::{Sql, record as shared};
 use sea_orm::{DatabaseTransaction, QueryResult, Value};
 
 use crate::{
@@ -31,7 +31,7 @@ pub(crate) async fn record(
         let rest = &events[ids.len()..];
         let size = |event: &&NewEvent| event.payload.len() + event.scope.as_ref().map_or(0, Vec::len);
         let chunk = &rest[..fitting(rest.iter(), size)];
-        let sql = statement(&inner.tables, chunk);
+        let sql = shared::events(DIALECT, &inner.tables, chunk);
         ids.extend(insert(tx, inner, sql, chunk.len(), "recording events").await?);
     }
     let earlier = once(tx, inner, events, &ids).await?;
@@ -176,44 +176,6 @@ async fn numbers(tx: &DatabaseTransaction, sql: Sql, doing: &'static str) -> Res
     sql.rows(tx, doing, |row| row.try_get_by_index(0)).await
 }
 
-fn statement(tables: &Tables, events: &[NewEvent]) -> Sql {
-    let mut sql = Sql::new(
-        DIALECT,
-        format!(
-            "INSERT INTO {} (name, version, codec, payload, dedupe_key, occurred_at, recorded_at, actor_key,
-                 actor_label, scope, correlation_id, causation_id, suppressed, retention_seconds, delete_when,
-                 trace_context)
-             VALUES ",
-            tables.event
-        ),
-    );
-    for (n, event) in events.iter().enumerate() {
-        if n > 0 {
-            sql.push(", ");
-        }
-        let (seconds, delete_when) = event.retention.columns();
-        sql.list([
-            (&*event.name).into(),
-            event.version.into(),
-            event.codec.as_str().into(),
-            event.payload.clone().into(),
-            event.dedupe_key.clone().into(),
-            DIALECT.time(Some(event.occurred_at)),
-            DIALECT.time(Some(event.recorded_at)),
-            event.actor_key.as_str().into(),
-            event.actor_label.as_str().into(),
-            event.scope.clone().into(),
-            DIALECT.uuid(event.correlation_id),
-            event.causation_id.map(|id| id.0).into(),
-            event.suppressed.clone().into(),
-            seconds.into(),
-            delete_when.map(str::to_owned).into(),
-            event.trace_context.clone().into(),
-        ] as [Value; 16]);
-    }
-    sql
-}
-
 /// Writes what the events owe, those of duplicates left out, and answers the ids in order.
 async fn deliveries(
     tx: &DatabaseTransaction,
@@ -221,7 +183,6 @@ async fn deliveries(
     events: &[NewEvent],
     found: &[Result<EventId, EventId>],
 ) -> Result<Vec<DeliveryId>, StoreError> {
-    let mut digests: HashMap<&str, Vec<u8>> = HashMap::new();
     let owed: Vec<_> = events
         .iter()
         .zip(found)
@@ -232,34 +193,7 @@ async fn deliveries(
     while ids.len() < owed.len() {
         let rest = &owed[ids.len()..];
         let chunk = &rest[..fitting(rest.iter(), |(_, _, delivery)| delivery.target.len())];
-        let mut sql = Sql::new(
-            DIALECT,
-            format!(
-                "INSERT INTO {} (event_id, receiver_key, target, target_digest, status, max_attempts, available_at,
-                     due_at, claimed_by, claimed_at)
-                 VALUES ",
-                inner.tables.delivery
-            ),
-        );
-        for (n, (event, id, delivery)) in chunk.iter().enumerate() {
-            if n > 0 {
-                sql.push(", ");
-            }
-            let born = delivery.claimed_by.is_some();
-            let digest = digests.entry(&delivery.target).or_insert_with_key(|target| target_digest(target));
-            sql.list([
-                id.0.into(),
-                (&*delivery.receiver_key).into(),
-                delivery.target.as_str().into(),
-                digest.clone().into(),
-                if born { "claimed" } else { "pending" }.into(),
-                delivery.max_attempts.into(),
-                DIALECT.time(Some(delivery.available_at)),
-                DIALECT.time(Some(delivery.due_at)),
-                delivery.claimed_by.as_ref().map(|worker| worker.to_string()).into(),
-                DIALECT.time(born.then_some(event.recorded_at)),
-            ] as [Value; 10]);
-        }
+        let sql = shared::deliveries(DIALECT, &inner.tables, chunk.iter().copied());
         let written = insert(tx, inner, sql, chunk.len(), "recording deliveries").await?;
         ids.extend(written.into_iter().map(DeliveryId));
     }

@@ -11,6 +11,7 @@
 //! | [`error`] | what a driver's error means to a caller |
 //! | [`fresh`] | which connections of a pool are still worth using |
 //! | [`tx`] | transactions that no dropped future can leave open |
+//! | [`record`] | the INSERTs of events and deliveries |
 //! | [`row`] | rows as they are read back |
 //! | [`read`] | pages, counts, and who is owed something |
 //! | [`settle`] | the conditional writes of a settlement |
@@ -22,6 +23,7 @@ pub mod fresh;
 pub mod migrate;
 pub mod names;
 pub mod read;
+pub mod record;
 pub mod row;
 pub mod settle;
 pub mod statement;

@@ -1,7 +1,7 @@
 //! Writing events and what they owe.
 
-use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError, row::target_digest};
-use owed_sql::{Sql, Tables};
+use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError};
+use owed_sql::{Sql, Tables, record as shared};
 use sea_orm::DatabaseTransaction;
 
 use crate::DIALECT;
@@ -30,35 +30,7 @@ async fn insert(
     tables: &Tables,
     event: &NewEvent,
 ) -> Result<Option<EventId>, StoreError> {
-    let (seconds, delete_when) = event.retention.columns();
-    let mut sql = Sql::new(
-        DIALECT,
-        format!(
-            "INSERT INTO {} (name, version, codec, payload, dedupe_key, occurred_at, recorded_at, actor_key,
-                 actor_label, scope, correlation_id, causation_id, suppressed, retention_seconds, delete_when,
-                 trace_context)
-             VALUES ",
-            tables.event
-        ),
-    );
-    sql.list([
-        (&*event.name).into(),
-        event.version.into(),
-        event.codec.as_str().into(),
-        event.payload.clone().into(),
-        event.dedupe_key.clone().into(),
-        DIALECT.time(Some(event.occurred_at)),
-        DIALECT.time(Some(event.recorded_at)),
-        event.actor_key.as_str().into(),
-        event.actor_label.as_str().into(),
-        event.scope.clone().into(),
-        DIALECT.uuid(event.correlation_id),
-        event.causation_id.map(|id| id.0).into(),
-        event.suppressed.clone().into(),
-        seconds.into(),
-        delete_when.map(str::to_owned).into(),
-        event.trace_context.clone().into(),
-    ] as [sea_orm::Value; 16]);
+    let mut sql = shared::events(DIALECT, tables, std::slice::from_ref(event));
     sql.push(" ON CONFLICT (dedupe_key) WHERE dedupe_key IS NOT NULL DO NOTHING RETURNING id");
     let ids = ids(tx, sql, "recording an event").await?;
     Ok(ids.first().map(|id| EventId(*id)))
@@ -80,33 +52,8 @@ async fn deliveries(
 ) -> Result<Vec<DeliveryId>, StoreError> {
     let mut written = Vec::with_capacity(event.deliveries.len());
     for chunk in event.deliveries.chunks(ROWS) {
-        let mut sql = Sql::new(
-            DIALECT,
-            format!(
-                "INSERT INTO {} (event_id, receiver_key, target, target_digest, status, max_attempts, available_at,
-                     due_at, claimed_by, claimed_at)
-                 VALUES ",
-                tables.delivery
-            ),
-        );
-        for (n, delivery) in chunk.iter().enumerate() {
-            if n > 0 {
-                sql.push(", ");
-            }
-            let born = delivery.claimed_by.is_some();
-            sql.list([
-                id.0.into(),
-                (&*delivery.receiver_key).into(),
-                delivery.target.as_str().into(),
-                target_digest(&delivery.target).into(),
-                if born { "claimed" } else { "pending" }.into(),
-                delivery.max_attempts.into(),
-                DIALECT.time(Some(delivery.available_at)),
-                DIALECT.time(Some(delivery.due_at)),
-                delivery.claimed_by.as_ref().map(|worker| worker.to_string()).into(),
-                DIALECT.time(born.then_some(event.recorded_at)),
-            ] as [sea_orm::Value; 10]);
-        }
+        let owed = chunk.iter().map(|delivery| (event, id, delivery));
+        let mut sql = shared::deliveries(DIALECT, tables, owed);
         sql.push(" RETURNING id");
         let mut ids = ids(tx, sql, "recording deliveries").await?;
         // Rows are numbered in the order in which they stand in the statement; RETURNING promises no order.
