@@ -30,7 +30,7 @@ pub use claim::{Claim, ClaimKey, ClaimRequest, Claimed, ReceiverLease};
 pub use clock::{Clock, ManualClock, SampledClock, Timestamp, micros};
 pub use error::StoreError;
 pub use limits::Refused;
-pub use query::{DeliveryQuery, EventQuery, Tally};
+pub use query::{DeliveryQuery, EventQuery, Pause, Tally};
 pub use row::{
     Codec, DeliveryId, DeliveryRow, EventId, EventRow, NewDelivery, NewEvent, Recorded, RetentionRule, Status,
 };

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use crate::{DeliveryId, EventId, Status};
+use crate::{DeliveryId, EventId, Status, Timestamp};
 
 /// Which events to read: those that match every filter, in ascending order of id, a page at a time.
 ///
@@ -67,4 +67,17 @@ pub struct Tally {
     pub count: u64,
     /// How many attempts those rows have counted, all together.
     pub attempts: u64,
+}
+
+/// A lane that a relay leaves alone, because a receiver in it deferred. For people to see: no relay reads another's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pause {
+    /// The lane.
+    pub lane: String,
+    /// The worker that pauses it.
+    pub worker: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// Until when.
+    pub until: Timestamp,
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use crate::{
     ClaimKey, ClaimRequest, Claimed, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Listener,
-    NewEvent, Recorded, Settled, Settlement, StoreError, Tally, Timestamp,
+    NewEvent, Pause, Recorded, Settled, Settlement, StoreError, Tally, Timestamp,
 };
 
 /// What a database can do, as data.
@@ -159,7 +159,18 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// not of rows.
     async fn owed_receivers(&self) -> Result<Vec<String>, StoreError>;
 
+    /// Records that a worker pauses a lane, in place of what it recorded for that lane before, and removes the pauses
+    /// that had ended by `since`.
+    async fn pause(&self, pause: &Pause) -> Result<(), StoreError>;
+
     // --- inspect ----------------------------------------------------------------------------------------
+
+    /// The pauses that end after `now`, ordered by lane and worker.
+    async fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>, StoreError>;
+
+    /// The rows of a receiver that are not settled, those that may be taken soonest first. The cost follows `limit`,
+    /// not the settled rows.
+    async fn owed(&self, receiver: &str, limit: u32) -> Result<Vec<DeliveryRow>, StoreError>;
 
     /// Counts deliveries by receiver and status, in that order. Reads the whole table.
     async fn tally(&self) -> Result<Vec<Tally>, StoreError>;
@@ -178,7 +189,8 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Starts to listen for [`Store::wake`], of this process and, where the database can, of others.
     async fn listen(&self) -> Result<Box<dyn Listener>, StoreError>;
 
-    /// The same store over connections of its own, made on the runtime that calls it. The relay renews its
-    /// leases through it, on a thread of their own, so that handlers that block the others can't lose them.
-    async fn detached(&self) -> Result<Self, StoreError>;
+    /// The same store over at most so many connections of its own, made on the runtime that calls it. The relay
+    /// renews its leases through one, on a thread of their own, so that handlers that block the others can't lose
+    /// them; a pool of tasks works on another.
+    async fn detached(&self, connections: u32) -> Result<Self, StoreError>;
 }

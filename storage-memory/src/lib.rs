@@ -13,13 +13,16 @@
 mod tables;
 mod tx;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use async_trait::async_trait;
 use owed_core::{
     Capabilities, Claim, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow,
-    EventId, EventQuery, EventRow, Listener, NewEvent, Recorded, SampledClock, Settled, Settlement, Signal,
-    Status, Store, StoreError, Tally, Timestamp, limits,
+    EventId, EventQuery, EventRow, Listener, NewEvent, Pause, Recorded, SampledClock, Settled, Settlement,
+    Signal, Status, Store, StoreError, Tally, Timestamp, limits,
 };
 use tokio::sync::Notify;
 
@@ -54,6 +57,8 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     tables: Tables,
     locks: tx::Locks,
+    /// By lane and worker.
+    pauses: BTreeMap<(String, String), Pause>,
 }
 
 impl Shared {
@@ -192,7 +197,7 @@ impl Store for MemoryStore {
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Vec<Claimed>, StoreError> {
         let mut state = self.shared.state();
-        let State { tables, locks } = &mut *state;
+        let State { tables, locks, .. } = &mut *state;
         let mut claimed = Vec::new();
         for receiver in &request.receivers {
             let left = request.limit as usize - claimed.len();
@@ -248,7 +253,7 @@ impl Store for MemoryStore {
         // A row that its own handler's transaction has settled already is locked until that commits; it needs
         // no renewal then, so it is passed over and counted as held.
         let mut state = self.shared.state();
-        let State { tables, locks } = &mut *state;
+        let State { tables, locks, .. } = &mut *state;
         let mut held = Vec::new();
         for key in keys {
             if locks.is_held(&Lock::Delivery(key.delivery.0), TxId::NONE) {
@@ -350,7 +355,7 @@ impl Store for MemoryStore {
 
     async fn expedite(&self, receivers: &[&str], now: Timestamp) -> Result<u64, StoreError> {
         let mut state = self.shared.state();
-        let State { tables, locks } = &mut *state;
+        let State { tables, locks, .. } = &mut *state;
         let moved: Vec<DeliveryRow> = tables
             .deliveries
             .values()
@@ -365,6 +370,21 @@ impl Store for MemoryStore {
         let count = moved.len() as u64;
         moved.into_iter().for_each(|row| tables.put_delivery(row));
         Ok(count)
+    }
+
+    async fn pause(&self, pause: &Pause) -> Result<(), StoreError> {
+        let pauses = &mut self.shared.state().pauses;
+        pauses.retain(|_, other| other.until > pause.since);
+        pauses.insert((pause.lane.clone(), pause.worker.clone()), pause.clone());
+        Ok(())
+    }
+
+    async fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>, StoreError> {
+        Ok(self.shared.state().pauses.values().filter(|pause| pause.until > now).cloned().collect())
+    }
+
+    async fn owed(&self, receiver: &str, limit: u32) -> Result<Vec<DeliveryRow>, StoreError> {
+        Ok(self.shared.state().tables.owed(receiver).take(limit as usize).cloned().collect())
     }
 
     async fn owed_receivers(&self) -> Result<Vec<String>, StoreError> {
@@ -417,7 +437,7 @@ impl Store for MemoryStore {
         Ok(Box::new(self.shared.signal.clone()))
     }
 
-    async fn detached(&self) -> Result<Self, StoreError> {
+    async fn detached(&self, _: u32) -> Result<Self, StoreError> {
         Ok(self.clone())
     }
 }

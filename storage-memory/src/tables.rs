@@ -64,6 +64,12 @@ impl Tables {
             .flat_map(move |rows| rows.range(..=(now, i64::MAX)).map(|(_, id)| *id))
     }
 
+    /// What is not settled of a receiver's, the soonest first.
+    pub(crate) fn owed(&self, receiver: &str) -> impl Iterator<Item = &DeliveryRow> {
+        let ids = self.unsettled.get(receiver).into_iter().flatten();
+        ids.filter_map(|(_, id)| self.deliveries.get(id))
+    }
+
     pub(crate) fn owed_receivers(&self) -> Vec<String> {
         self.unsettled.keys().cloned().collect()
     }

@@ -36,11 +36,11 @@ use async_trait::async_trait;
 use chrono::NaiveDateTime;
 use owed_core::{
     Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery,
-    EventRow, Listener, NewEvent, Recorded, SampledClock, Settled, Settlement, Signal, Store, StoreError,
-    Tally, Timestamp,
+    EventRow, Listener, NewEvent, Pause, Recorded, SampledClock, Settled, Settlement, Signal, Store,
+    StoreError, Tally, Timestamp,
 };
 use owed_sql::{
-    Dialect, Fresh, Migrator, TableNames, Tables, classify, classify_sqlx, read, retrying, settle,
+    Dialect, Fresh, Migrator, TableNames, Tables, classify, classify_sqlx, pause, read, retrying, settle,
     steps::Steps,
     tx::{self, Opener},
 };
@@ -314,6 +314,18 @@ impl Store for MysqlStore {
         in_tx!(self, |tx| self.inner.steps.expedite(&tx, receivers, now))
     }
 
+    async fn pause(&self, pause: &Pause) -> Result<(), StoreError> {
+        in_tx!(self, |tx| pause::record(&tx, DIALECT, &self.inner.tables, pause))
+    }
+
+    async fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>, StoreError> {
+        pause::current(&self.inner.db, DIALECT, &self.inner.tables, now).await
+    }
+
+    async fn owed(&self, receiver: &str, limit: u32) -> Result<Vec<DeliveryRow>, StoreError> {
+        read::owed(&self.inner.db, DIALECT, &self.inner.tables, receiver, limit).await
+    }
+
     async fn owed_receivers(&self) -> Result<Vec<String>, StoreError> {
         read::owed_receivers(&self.inner.db, DIALECT, &self.inner.tables).await
     }
@@ -339,9 +351,9 @@ impl Store for MysqlStore {
         Ok(Box::new(self.inner.signal.clone()))
     }
 
-    async fn detached(&self) -> Result<Self, StoreError> {
+    async fn detached(&self, connections: u32) -> Result<Self, StoreError> {
         let options = self.pool().connect_options().as_ref().clone();
-        let pool = connect::pool(options, 2, self.inner.fresh.clone(), self.inner.spacing.clone());
+        let pool = connect::pool(options, connections, self.inner.fresh.clone(), self.inner.spacing.clone());
         let db = pool.into();
         let opener = connect::opener(&db, true);
         Ok(MysqlStore { inner: Arc::new(Inner { db, opener, ..Inner::clone(&self.inner) }) })

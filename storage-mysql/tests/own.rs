@@ -549,7 +549,7 @@ async fn transactions_are_read_committed_whatever_the_server_was_told(url: Strin
     let pool: MySqlPool = MySqlPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
     for builder in [MysqlStore::builder(url.as_str()), MysqlStore::on(pool.into())] {
         let store = fresh(builder.max_connections(3)).await;
-        for reading in [store.clone(), store.detached().await.unwrap()] {
+        for reading in [store.clone(), store.detached(2).await.unwrap()] {
             let tx = reading.begin().await.unwrap();
             let seen = format!("SELECT COUNT(*) FROM {}", table(&store));
             let before: i64 = row(&tx, &seen).await.try_get_by_index(0).unwrap();

@@ -42,11 +42,12 @@ use std::{sync::Arc, time::Instant};
 use async_trait::async_trait;
 use owed_core::{
     Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery,
-    EventRow, Listener, NewEvent, Recorded, SampledClock, Settled, Settlement, Signal, Store, StoreError,
-    Tally, Timestamp,
+    EventRow, Listener, NewEvent, Pause, Recorded, SampledClock, Settled, Settlement, Signal, Store,
+    StoreError, Tally, Timestamp,
 };
 use owed_sql::{
-    Dialect, Fresh, Migrator, TableNames, Tables, classify, classify_sqlx, read, retrying, settle as shared,
+    Dialect, Fresh, Migrator, TableNames, Tables, classify, classify_sqlx, pause, read, retrying,
+    settle as shared,
     tx::{self, Opener},
 };
 use sea_orm::{
@@ -287,6 +288,23 @@ impl Store for PostgresStore {
             .noting(retrying(|| lease::expedite(self.pool(), &self.inner.tables, receivers, now)).await)
     }
 
+    async fn pause(&self, pause: &Pause) -> Result<(), StoreError> {
+        let recorded = retrying(|| async {
+            let tx = self.inner.opener.begin().await?;
+            pause::record(&tx, DIALECT, &self.inner.tables, pause).await?;
+            tx::commit(tx).await
+        });
+        self.inner.fresh.noting(recorded.await)
+    }
+
+    async fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>, StoreError> {
+        pause::current(&self.inner.db, DIALECT, &self.inner.tables, now).await
+    }
+
+    async fn owed(&self, receiver: &str, limit: u32) -> Result<Vec<DeliveryRow>, StoreError> {
+        read::owed(&self.inner.db, DIALECT, &self.inner.tables, receiver, limit).await
+    }
+
     async fn owed_receivers(&self) -> Result<Vec<String>, StoreError> {
         read::owed_receivers(&self.inner.db, DIALECT, &self.inner.tables).await
     }
@@ -312,9 +330,9 @@ impl Store for PostgresStore {
         wake::listen(self.pool(), &self.inner.names, self.inner.signal.clone()).await
     }
 
-    async fn detached(&self) -> Result<Self, StoreError> {
+    async fn detached(&self, connections: u32) -> Result<Self, StoreError> {
         let options = self.pool().connect_options().as_ref().clone();
-        let db = connect::pool(options, 2, self.inner.fresh.clone()).into();
+        let db = connect::pool(options, connections, self.inner.fresh.clone()).into();
         let opener = connect::opener(&db, true);
         Ok(PostgresStore { inner: Arc::new(Inner { db, opener, ..Inner::clone(&self.inner) }) })
     }

@@ -410,7 +410,7 @@ async fn transactions_are_read_committed_whatever_the_server_was_told() {
     let foreign: PgPool = PgPoolOptions::new().max_connections(2).connect(&told).await.unwrap();
     for builder in [PostgresStore::builder(told.as_str()), PostgresStore::on(foreign.into())] {
         let store = fresh(builder).await;
-        for store in [store.clone(), store.detached().await.unwrap()] {
+        for store in [store.clone(), store.detached(2).await.unwrap()] {
             let tx = store.begin().await.unwrap();
             let row = tx.query_one_raw(Statement::from_string(DbBackend::Postgres, level)).await.unwrap();
             assert_eq!(row.unwrap().try_get_by_index::<String>(0).unwrap(), "read committed");
@@ -590,7 +590,7 @@ async fn a_listener_whose_connection_is_cut_says_so_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_detached_store_has_connections_of_its_own() {
     let store = fresh(PostgresStore::builder(url()).max_connections(1)).await;
-    let own = store.detached().await.unwrap();
+    let own = store.detached(2).await.unwrap();
     let pid = "SELECT pg_backend_pid()::bigint";
     assert_ne!(count(store.connection(), pid).await, count(own.connection(), pid).await);
     let held = store.begin().await.unwrap();

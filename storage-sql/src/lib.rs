@@ -22,6 +22,7 @@ pub mod error;
 pub mod fresh;
 pub mod migrate;
 pub mod names;
+pub mod pause;
 pub mod read;
 pub mod record;
 pub mod row;

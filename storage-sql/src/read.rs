@@ -77,6 +77,34 @@ pub async fn deliveries(
     Ok(found)
 }
 
+/// The rows of a receiver that are not settled, those that may be taken soonest first.
+///
+/// Plan: a range of the claim's index, stopped by the limit.
+///
+/// # Errors
+/// If the database can't be reached, or a row is damaged.
+pub async fn owed(
+    db: &impl ConnectionTrait,
+    dialect: Dialect,
+    tables: &Tables,
+    receiver: &str,
+    limit: u32,
+) -> Result<Vec<DeliveryRow>, StoreError> {
+    let mut sql = Sql::new(
+        dialect,
+        format!("SELECT {} FROM {} d WHERE d.receiver_key = ", row::delivery_columns("d"), tables.delivery),
+    );
+    sql.bind(receiver);
+    // A range starts after the nulls of what is settled.
+    sql.push(if dialect == Dialect::Mysql {
+        " AND d.available_at >= '1000-01-01'"
+    } else {
+        " AND d.available_at IS NOT NULL"
+    });
+    sql.push(&format!(" ORDER BY d.available_at, d.id LIMIT {limit}"));
+    sql.rows(db, "reading what is owed", |one| row::delivery(dialect, one, 0)).await
+}
+
 /// The ids to ask for, a statement's worth at a time and in order; one ask for all where none are named.
 fn chunks(ids: Option<Vec<i64>>) -> Vec<Option<Vec<i64>>> {
     match ids {

@@ -34,10 +34,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use owed_core::{
     Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery,
-    EventRow, Listener, NewEvent, Recorded, Settled, Settlement, Signal, Store, StoreError, Tally, Timestamp,
+    EventRow, Listener, NewEvent, Pause, Recorded, Settled, Settlement, Signal, Store, StoreError, Tally,
+    Timestamp,
 };
 use owed_sql::{
-    Dialect, Migrator, TableNames, Tables, classify, read, retrying, settle,
+    Dialect, Migrator, TableNames, Tables, classify, pause, read, retrying, settle,
     steps::Steps,
     tx::{self, Opener},
 };
@@ -262,6 +263,18 @@ impl Store for SqliteStore {
         in_tx!(self, |tx| self.inner.steps.expedite(&tx, receivers, now))
     }
 
+    async fn pause(&self, pause: &Pause) -> Result<(), StoreError> {
+        in_tx!(self, |tx| pause::record(&tx, DIALECT, &self.inner.tables, pause))
+    }
+
+    async fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>, StoreError> {
+        pause::current(&self.inner.read, DIALECT, &self.inner.tables, now).await
+    }
+
+    async fn owed(&self, receiver: &str, limit: u32) -> Result<Vec<DeliveryRow>, StoreError> {
+        read::owed(&self.inner.read, DIALECT, &self.inner.tables, receiver, limit).await
+    }
+
     async fn owed_receivers(&self) -> Result<Vec<String>, StoreError> {
         read::owed_receivers(&self.inner.read, DIALECT, &self.inner.tables).await
     }
@@ -287,7 +300,7 @@ impl Store for SqliteStore {
         Ok(Box::new(self.inner.signal.clone()))
     }
 
-    async fn detached(&self) -> Result<Self, StoreError> {
+    async fn detached(&self, _: u32) -> Result<Self, StoreError> {
         // Its connections are driven by threads of their own, on whichever runtime they are used.
         Ok(self.clone())
     }

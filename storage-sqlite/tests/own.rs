@@ -213,7 +213,7 @@ async fn a_database_in_memory_is_one_connection_that_stays() {
         SqliteStore::builder("sqlite::memory:").clock(ManualClock::at(now())).connect().await.unwrap();
     store.migrate().await.unwrap();
     fire(&store, &[event(&["a"])]).await;
-    assert_eq!(store.detached().await.unwrap().deliveries(&DeliveryQuery::page(9)).await.unwrap().len(), 1);
+    assert_eq!(store.detached(2).await.unwrap().deliveries(&DeliveryQuery::page(9)).await.unwrap().len(), 1);
     assert_eq!(store.file().await.unwrap(), "");
 }
 

@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, time::Duration};
 
 use owed::{
     Capabilities, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery, EventRow, ManualClock, MemoryStore,
-    MemoryTx, Store, StoreError, Tally, Timestamp, async_trait,
+    MemoryTx, Pause, Store, StoreError, Tally, Timestamp, async_trait,
     conformance::{
         self, Harness,
         history::{self, Plan},
@@ -125,6 +125,18 @@ impl Store for Broken {
         self.0.expedite(receivers, now).await
     }
 
+    async fn pause(&self, pause: &Pause) -> Answer<()> {
+        self.0.pause(pause).await
+    }
+
+    async fn pauses(&self, now: Timestamp) -> Answer<Vec<Pause>> {
+        self.0.pauses(now).await
+    }
+
+    async fn owed(&self, receiver: &str, limit: u32) -> Answer<Vec<DeliveryRow>> {
+        self.0.owed(receiver, limit).await
+    }
+
     async fn owed_receivers(&self) -> Answer<Vec<String>> {
         self.0.owed_receivers().await
     }
@@ -149,7 +161,7 @@ impl Store for Broken {
         self.0.listen().await
     }
 
-    async fn detached(&self) -> Answer<Self> {
+    async fn detached(&self, _: u32) -> Answer<Self> {
         Ok(self.clone())
     }
 }
