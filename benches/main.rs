@@ -6,9 +6,7 @@ mod claim;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use owed::{
-    Event, Failure, Outbox, PostgresStore, Receiver, Settings, Store, Tx,
-};
+use owed::{Event, Failure, Outbox, PostgresStore, Receiver, Settings, Store, Tx};
 use sea_orm::sqlx::{self, AssertSqlSafe, Executor, PgPool};
 use serde::{Deserialize, Serialize};
 

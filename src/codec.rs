@@ -74,6 +74,14 @@ fn encode_value<T: Serialize>(codec: Codec, value: &T) -> Result<Vec<u8>, BoxErr
     }
 }
 
+/// Whether a value comes back as it was: what is nested deeper than a reader follows does not.
+pub(crate) fn reads_back(value: &Value) -> Result<(), BoxError> {
+    let mut bytes = Vec::new();
+    ciborium::into_writer(value, &mut bytes)?;
+    let _: Value = ciborium::from_reader(bytes.as_slice())?;
+    Ok(())
+}
+
 /// Decodes a row as the event `E`, through its upgrade function if the row is older than the declaration.
 pub(crate) fn decode<E: Event>(row: &EventRow) -> Result<E, DecodeError> {
     if !E::UPGRADES || row.version >= E::VERSION {

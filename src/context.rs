@@ -1,9 +1,73 @@
 //! What a handler is told about its delivery.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use owed_core::{DeliveryId, EventId, EventRow, Timestamp};
+use serde::de::DeserializeOwned;
 use uuid::Uuid;
+
+use crate::codec::Value;
+
+/// The free data of the scope that an event was fired in. See [`Scope::data`](crate::Scope::data).
+///
+/// ```
+/// # use owed::{DeliveryContext, Event, Failure};
+/// # use serde::{Deserialize, Serialize};
+/// # #[derive(Serialize, Deserialize, Event)] struct OrderPlaced { order: i64 }
+/// async fn notify(event: OrderPlaced, context: DeliveryContext) -> Result<(), Failure> {
+///     let source: Option<String> = context.scope.get("source")?;
+///     println!("order {} came by {}", event.order, source.as_deref().unwrap_or("hand"));
+///     Ok(())
+/// }
+/// ```
+#[derive(Clone, Default)]
+pub struct ScopeData {
+    row: Option<Arc<EventRow>>,
+}
+
+impl ScopeData {
+    /// The value under a key, as a type; `None` where there is none.
+    ///
+    /// # Errors
+    /// If it is of another type, or the row's scope is damaged. Without the value, which may be private.
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ScopeDataError> {
+        let wrong = |reason: String| ScopeDataError { key: key.to_owned(), reason };
+        match self.map().map_err(|_| wrong("its row can't be decoded".into()))?.remove(key) {
+            None => Ok(None),
+            Some(value) => value
+                .deserialized()
+                .map(Some)
+                .map_err(|_| wrong(format!("it is no {}", std::any::type_name::<T>()))),
+        }
+    }
+
+    /// The keys that are there, in order; none where the row's scope is damaged.
+    pub fn keys(&self) -> Vec<String> {
+        self.map().unwrap_or_default().into_keys().collect()
+    }
+
+    fn map(&self) -> Result<BTreeMap<String, Value>, ciborium::de::Error<std::io::Error>> {
+        match self.row.as_ref().and_then(|row| row.scope.as_deref()) {
+            None => Ok(BTreeMap::new()),
+            Some(bytes) => ciborium::from_reader(bytes),
+        }
+    }
+}
+
+impl fmt::Debug for ScopeData {
+    /// The keys alone: values may be private.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.keys()).finish()
+    }
+}
+
+/// A value of a scope is not what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the scope's data {key:?} can't be read: {reason}")]
+pub struct ScopeDataError {
+    key: String,
+    reason: String,
+}
 
 /// What a handler is told about the event and the delivery that it runs for. Plain data, read off the rows: a
 /// delivery can run in another process, hours after the code that fired it ended.
@@ -30,6 +94,10 @@ pub struct DeliveryContext {
     pub actor_key: String,
     /// Who did it: a text for people, or empty.
     pub actor_label: String,
+    /// The notes of the scope that it was fired in.
+    pub scope: ScopeData,
+    /// The W3C trace context (`traceparent`) of the code that fired it.
+    pub trace_context: Option<String>,
     /// The delivery row; `None` for inline and on-commit receivers, which have none.
     pub delivery_id: Option<DeliveryId>,
     /// Which attempt this is, counted from one.
@@ -43,7 +111,7 @@ pub struct DeliveryContext {
 }
 
 impl DeliveryContext {
-    pub(crate) fn of_event(receiver: Arc<str>, event: &EventRow) -> Self {
+    pub(crate) fn of_event(receiver: Arc<str>, event: &Arc<EventRow>) -> Self {
         DeliveryContext {
             receiver,
             event_id: event.id,
@@ -55,6 +123,8 @@ impl DeliveryContext {
             causation_id: event.causation_id,
             actor_key: event.actor_key.clone(),
             actor_label: event.actor_label.clone(),
+            scope: ScopeData { row: event.scope.is_some().then(|| event.clone()) },
+            trace_context: event.trace_context.clone(),
             delivery_id: None,
             attempt: 1,
             max_attempts: 1,

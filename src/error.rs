@@ -38,6 +38,23 @@ pub enum Error {
         /// What it answered, without private values.
         why: String,
     },
+    /// A note of a scope can't be serialised, or could not be read back. Nothing was opened.
+    #[error("the scope's data {key:?} can't be kept")]
+    ScopeData {
+        /// The note's key.
+        key: String,
+        /// What serde said.
+        #[source]
+        source: BoxError,
+    },
+    /// A text that should be a W3C trace context is none.
+    #[error(
+        "the scope's trace context, of {size} bytes, is not a W3C traceparent: 00-<32 hex digits>-<16>-<2>, in lower case"
+    )]
+    TraceContext {
+        /// The text's size in bytes.
+        size: usize,
+    },
     /// An inline receiver failed: it refuses the change. The transaction can only be rolled back.
     #[error("the inline receiver {receiver} refused the event")]
     Inline {

@@ -143,6 +143,7 @@ pub trait Subject: sealed::Sealed + Sized + Send + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
     pub(crate) name: &'static str,
+    pub(crate) version: i32,
     pub(crate) type_name: &'static str,
     pub(crate) type_id: std::any::TypeId,
 }
@@ -151,6 +152,7 @@ impl Registration {
     pub(crate) fn of<E: Event>() -> Self {
         Registration {
             name: E::NAME,
+            version: E::VERSION,
             type_name: std::any::type_name::<E>(),
             type_id: std::any::TypeId::of::<E>(),
         }

@@ -52,6 +52,8 @@
 //! | `memory` (default) | [`MemoryStore`], for unit tests |
 //! | `sqlite`, `postgres`, `mysql` | the store of that database (`mysql` serves MariaDB as well) |
 //! | `json` | the JSON codec, and any payload as JSON |
+//! | `signal` | [`shutdown`], for relays that end with their process |
+//! | `otel` | OpenTelemetry: deliveries link to the trace that fired their event |
 //! | `conformance` | the contract of [`Store`] as checks to run |
 //! | `tls` | TLS to the database |
 //!
@@ -61,6 +63,7 @@
 //! was lent happens exactly once. Work outside of this database may happen twice: when its process dies between
 //! doing it and writing that down. There is no promise of order between deliveries.
 
+mod check;
 mod codec;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -73,15 +76,19 @@ mod outbox;
 mod relay;
 mod scope;
 mod settings;
+#[cfg(feature = "signal")]
+mod shutdown;
 #[cfg(feature = "_sql")]
 mod sql;
 mod task;
 pub mod testing;
+mod trace;
 
 #[doc(no_inline)]
 pub use async_trait::async_trait;
+pub use check::Finding;
 pub use codec::{DecodeError, Value};
-pub use context::DeliveryContext;
+pub use context::{DeliveryContext, ScopeData, ScopeDataError};
 pub use declare::{
     BoxError, BuildError, DEFAULT_LANE, Declared, Deliver, Failure, Handler, Mistake, Receiver, Refusal,
     state,
@@ -92,11 +99,17 @@ pub use fire::{AfterCommit, Fire, FireAll, Fired, Joined, Savepoint, Transaction
 pub use outbox::{Outbox, OutboxBuilder};
 pub use owed_core::{
     Capabilities, Clock, Codec, DeliveryId, DeliveryQuery, DeliveryRow, EventId, EventQuery, EventRow,
-    ManualClock, Refused, Status, Store, StoreError, Tally, Timestamp, limits,
+    ManualClock, Pause, Refused, Status, Store, StoreError, Tally, Timestamp, limits,
 };
 pub use owed_macros::Event;
-pub use relay::{Delivered, DeliveryFailure, Pass, Relay, RelayHandle, backoff};
-pub use settings::{Settings, Wake};
+pub use relay::{
+    AroundDelivery, Attempted, Delivered, DeliveryFailure, Next, Pass, Relay, RelayHandle, Task, TaskBackend,
+    TaskEnd, TaskPool, TaskPoolHandle, backoff,
+};
+pub use scope::{Scope, Suppression};
+pub use settings::{Settings, SettingsError, Wake};
+#[cfg(feature = "signal")]
+pub use shutdown::shutdown;
 
 #[cfg(feature = "memory")]
 pub use owed_memory::{MemoryStore, MemoryTx};

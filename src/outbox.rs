@@ -2,14 +2,15 @@
 
 use std::{fmt, sync::Arc};
 
-use owed_core::{Store, StoreError};
+use owed_core::{Pause, Store, StoreError};
 
 use crate::{
+    check::Finding,
     declare::{BuildError, Declared, Registry},
     error::Error,
     event::{Event, Registration},
     fire::{Joined, Transaction, Tx},
-    relay::{Leases, Pass, Relay, Waker},
+    relay::{AroundDelivery, Handoff, Leases, Pass, Relay, TaskBackend, Waker},
     settings::Settings,
 };
 
@@ -47,7 +48,9 @@ pub struct Outbox<S: Store> {
 
 struct Inner<S: Store> {
     store: S,
-    registry: Registry<S>,
+    registry: Arc<Registry<S>>,
+    handoff: Option<Arc<Handoff>>,
+    around: Option<Arc<dyn AroundDelivery>>,
     settings: Settings,
     worker: Arc<str>,
     leases: Leases<S>,
@@ -72,6 +75,8 @@ pub struct OutboxBuilder<S: Store> {
     store: S,
     receivers: Vec<Declared<S>>,
     events: Vec<Registration>,
+    handoff: Option<Arc<Handoff>>,
+    around: Option<Arc<dyn AroundDelivery>>,
     settings: Settings,
 }
 
@@ -94,6 +99,18 @@ impl<S: Store> OutboxBuilder<S> {
         self
     }
 
+    /// Where the deliveries of receivers declared with [`task`](crate::Receiver::task) are handed to.
+    pub fn task_backend(mut self, backend: impl TaskBackend) -> Self {
+        self.handoff = Some(Arc::new(Handoff::new(backend)));
+        self
+    }
+
+    /// What is called around each delivery's attempt.
+    pub fn around_delivery(mut self, around: impl AroundDelivery) -> Self {
+        self.around = Some(Arc::new(around));
+        self
+    }
+
     /// Replaces the settings.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
@@ -105,14 +122,16 @@ impl<S: Store> OutboxBuilder<S> {
     /// # Errors
     /// With every mistake at once, each naming what it is about.
     pub fn build(self) -> Result<Outbox<S>, BuildError> {
-        let registry = Registry::build(self.receivers, self.events, &self.settings)?;
+        let registry = Registry::build(self.receivers, self.events, &self.settings, self.handoff.is_some())?;
         // Unique to this start of this process: a restart with the same pid is another worker.
         let worker: Arc<str> = format!("{}-{:016x}", std::process::id(), rand::random::<u64>()).into();
         let inner = Inner {
             leases: Leases::new(self.store.clone()),
             waker: Waker::new(self.store.clone(), &self.settings),
             store: self.store,
-            registry,
+            registry: Arc::new(registry),
+            handoff: self.handoff,
+            around: self.around,
             settings: self.settings,
             worker,
         };
@@ -123,7 +142,14 @@ impl<S: Store> OutboxBuilder<S> {
 impl<S: Store> Outbox<S> {
     /// Starts an outbox on a store.
     pub fn builder(store: S) -> OutboxBuilder<S> {
-        OutboxBuilder { store, receivers: Vec::new(), events: Vec::new(), settings: Settings::default() }
+        OutboxBuilder {
+            store,
+            receivers: Vec::new(),
+            events: Vec::new(),
+            handoff: None,
+            around: None,
+            settings: Settings::default(),
+        }
     }
 
     /// The store beneath.
@@ -218,6 +244,40 @@ impl<S: Store> Outbox<S> {
         Ok(Joined::new(self.clone(), self.store().savepoint(tx).await?))
     }
 
+    /// Looks for rows that wait for what is not known here: receivers that nobody declares, events that their receiver
+    /// does not listen on, payloads that can't be decoded. At most 20 rows of each receiver are looked at, so it is
+    /// cheap at any size. Relays log what it finds when they start.
+    ///
+    /// ```
+    /// # use owed::{MemoryStore, Outbox};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).build()?;
+    /// for finding in outbox.check().await? {
+    ///     eprintln!("{finding}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    ///
+    /// # Cancel safety
+    /// It only reads.
+    pub async fn check(&self) -> Result<Vec<Finding>, Error> {
+        crate::check::check(self).await
+    }
+
+    /// Which lanes are paused now, because a receiver in them deferred: by which relay, since when and until when.
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    ///
+    /// # Cancel safety
+    /// It only reads.
+    pub async fn pauses(&self) -> Result<Vec<Pause>, Error> {
+        Ok(self.store().pauses(self.now()).await?)
+    }
+
     /// A relay: the loop that delivers what is owed, until it is told to stop.
     pub fn relay(&self) -> Relay<S> {
         Relay::new(self.clone())
@@ -231,6 +291,30 @@ impl<S: Store> Outbox<S> {
 
     pub(crate) fn registry(&self) -> &Registry<S> {
         &self.inner.registry
+    }
+
+    pub(crate) fn handoff(&self) -> Option<&Handoff> {
+        self.inner.handoff.as_deref()
+    }
+
+    pub(crate) fn around(&self) -> Option<&dyn AroundDelivery> {
+        self.inner.around.as_deref()
+    }
+
+    /// The same declarations over another handle on the same database.
+    pub(crate) fn over(&self, store: S) -> Self {
+        let Inner { registry, handoff, around, settings, worker, .. } = &*self.inner;
+        let inner = Inner {
+            leases: Leases::new(store.clone()),
+            waker: Waker::new(store.clone(), settings),
+            store,
+            registry: registry.clone(),
+            handoff: handoff.clone(),
+            around: around.clone(),
+            settings: settings.clone(),
+            worker: worker.clone(),
+        };
+        Outbox { inner: Arc::new(inner) }
     }
 
     pub(crate) fn worker(&self) -> &Arc<str> {

@@ -19,6 +19,7 @@ use crate::{
     context::DeliveryContext,
     event::{Listens, Registration, Subject},
     fire::Tx,
+    settings::Settings,
 };
 
 /// Declares who receives an event, and under which promise.
@@ -67,6 +68,7 @@ struct Declaring<E> {
     backoff_cap: Option<Duration>,
     give_up_after: Option<Duration>,
     on_failure: Option<Arc<FailureHook>>,
+    task: bool,
     due: Option<DueSpec<E>>,
     targets: Option<Arc<Targets<E>>>,
 }
@@ -103,6 +105,7 @@ impl Receiver<Undecided> {
                 backoff_cap: None,
                 give_up_after: None,
                 on_failure: None,
+                task: false,
                 due: None,
                 targets: None,
             },
@@ -175,6 +178,12 @@ impl<W: When, R: Reach, B: Verdicts, E: Subject> Receiver<Durable, W, R, B, E> {
     /// The most that its backoff may come to. Default: the setting `backoff_cap`, an hour.
     pub fn backoff_cap(self, cap: Duration) -> Self {
         self.with(|d| d.backoff_cap = Some(cap))
+    }
+
+    /// Runs its handler where a task engine has it run: the relay claims its rows and hands them to the outbox's
+    /// [`TaskBackend`](crate::TaskBackend), and a worker runs each under exactly that claim.
+    pub fn task(self) -> Self {
+        self.with(|d| d.task = true)
     }
 
     /// Called after each failed attempt has been recorded, outside the transaction that was rolled back. It
@@ -284,6 +293,7 @@ impl<W: When + StartsEager, R: Reach, B: Verdicts, E: Subject> Receiver<Durable,
             backoff_cap: declaring.backoff_cap,
             give_up_after: declaring.give_up_after,
             on_failure: declaring.on_failure.take(),
+            task: declaring.task,
             eager: W::EAGER,
             due,
             targets,
@@ -350,9 +360,24 @@ pub(crate) struct DurableSpec {
     pub(crate) backoff_cap: Option<Duration>,
     pub(crate) give_up_after: Option<Duration>,
     pub(crate) on_failure: Option<Arc<FailureHook>>,
+    /// Handed to the task backend instead of being run by who claims it.
+    pub(crate) task: bool,
     pub(crate) eager: bool,
     pub(crate) due: Option<DueTime>,
     pub(crate) targets: Option<Arc<TargetList>>,
+}
+
+impl DurableSpec {
+    /// How long a handler's claim holds without being renewed.
+    pub(crate) fn run_lease(&self, settings: &Settings) -> Duration {
+        self.lease.unwrap_or(settings.lease)
+    }
+
+    /// How long the claim of a relay holds: that of a row which is handed off has to cover its time in the queue.
+    pub(crate) fn claim_lease(&self, settings: &Settings) -> Duration {
+        let lease = self.run_lease(settings);
+        if self.task { lease.max(settings.task_lease) } else { lease }
+    }
 }
 
 /// How a handler ended, with its types erased.
@@ -370,6 +395,10 @@ impl<S: Store> Declared<S> {
         }
     }
 
+    pub(crate) fn decodes(&self, row: &Arc<EventRow>) -> Result<(), DecodeError> {
+        self.run.decodes(row)
+    }
+
     pub(crate) fn run(
         &self,
         row: &Arc<EventRow>,
@@ -381,6 +410,8 @@ impl<S: Store> Declared<S> {
 }
 
 trait Run<S: Store>: Send + Sync {
+    fn decodes(&self, row: &Arc<EventRow>) -> Result<(), DecodeError>;
+
     fn run(
         &self,
         row: &Arc<EventRow>,
@@ -402,6 +433,10 @@ where
     A: 'static,
     H: Handler<E, S, V, A>,
 {
+    fn decodes(&self, row: &Arc<EventRow>) -> Result<(), DecodeError> {
+        E::of(row).map(drop)
+    }
+
     fn run(
         &self,
         row: &Arc<EventRow>,

@@ -86,6 +86,14 @@ pub enum Mistake {
         /// What is wrong, with the values.
         why: String,
     },
+    /// A setting that there is not.
+    #[error("there is no setting {name:?}{}", nearest.map(|near| format!("; did you mean {near}?")).unwrap_or_default())]
+    UnknownSetting {
+        /// The name that was given.
+        name: String,
+        /// The setting whose name is most like it.
+        nearest: Option<&'static str>,
+    },
 }
 
 /// The declarations of one outbox.
@@ -103,6 +111,7 @@ impl<S: Store> Registry<S> {
         declared: Vec<Declared<S>>,
         events: Vec<Registration>,
         settings: &Settings,
+        takes_tasks: bool,
     ) -> Result<Self, BuildError> {
         let mut mistakes = settings.mistakes();
         let mut registry = Registry {
@@ -125,13 +134,13 @@ impl<S: Store> Registry<S> {
         }
         for receiver in declared {
             check_text(&mut mistakes, "receiver", "the receiver's key", &receiver.key);
-            check_options(&mut mistakes, &receiver, settings);
+            check_options(&mut mistakes, &receiver, settings, takes_tasks);
             if registry.receivers.contains_key(&receiver.key) {
                 mistakes.push(Mistake::SameKey { key: receiver.key.to_string() });
                 continue;
             }
             if let Some(spec) = receiver.durable() {
-                let lease = spec.lease.unwrap_or(settings.lease);
+                let lease = spec.claim_lease(settings);
                 let lane = registry.lanes.entry(spec.lane.clone()).or_default();
                 lane.push(ReceiverLease { key: receiver.key.clone(), lease });
             }
@@ -182,10 +191,27 @@ fn check_text(mistakes: &mut Vec<Mistake>, of: &'static str, what: &'static str,
     }
 }
 
-fn check_options<S: Store>(mistakes: &mut Vec<Mistake>, receiver: &Declared<S>, settings: &Settings) {
+fn check_options<S: Store>(
+    mistakes: &mut Vec<Mistake>,
+    receiver: &Declared<S>,
+    settings: &Settings,
+    takes_tasks: bool,
+) {
     let Some(spec) = receiver.durable() else { return };
     check_text(mistakes, "lane", "the lane's name", &spec.lane);
     let mut wrong = |why: String| mistakes.push(Mistake::Option { key: receiver.key.to_string(), why });
+    if spec.task && !takes_tasks {
+        wrong(
+            "it is a task, and the outbox has no task backend: give its builder one with `task_backend`"
+                .into(),
+        );
+    }
+    if !settings.owns(&receiver.key) {
+        wrong(format!(
+            "no entry of the setting own_receivers is the start of its key: {}",
+            settings.own_receivers.join(", ")
+        ));
+    }
     if let Some(attempts) = spec.max_attempts
         && !(1..=i32::MAX as u32).contains(&attempts)
     {

@@ -17,7 +17,8 @@ use crate::{
 
 /// What waits for a transaction's commit.
 pub(crate) struct After<S: Store> {
-    pub(crate) on_commit: Vec<(Arc<Declared<S>>, Arc<EventRow>)>,
+    /// Each with the scope that its event was fired in.
+    pub(crate) on_commit: Vec<(Arc<Declared<S>>, Arc<EventRow>, Arc<Scope>)>,
     /// Rows that were born claimed by this process.
     pub(crate) eager: Vec<Claimed>,
     /// Whether somebody has to be woken.
@@ -51,14 +52,19 @@ pub(crate) fn run_after<S: Store>(outbox: &Outbox<S>, after: After<S>) -> BoxFut
         for claimed in after.eager {
             relay::attempt_eagerly(outbox, claimed);
         }
-        for (receiver, event) in after.on_commit {
-            run_on_commit(outbox, &receiver, &event).await;
+        for (receiver, event, scope) in after.on_commit {
+            run_on_commit(outbox, &receiver, &event, scope).await;
         }
     })
 }
 
 /// Runs one on-commit receiver. Whatever it does, the others run and nobody who fired sees it.
-async fn run_on_commit<S: Store>(outbox: &Outbox<S>, receiver: &Declared<S>, event: &Arc<EventRow>) {
+async fn run_on_commit<S: Store>(
+    outbox: &Outbox<S>,
+    receiver: &Declared<S>,
+    event: &Arc<EventRow>,
+    scope: Arc<Scope>,
+) {
     let context = DeliveryContext::of_event(receiver.key.clone(), event);
     let running = async {
         let tx = if receiver.takes_tx { Some(outbox.begin().await?) } else { None };
@@ -68,8 +74,7 @@ async fn run_on_commit<S: Store>(outbox: &Outbox<S>, receiver: &Declared<S>, eve
             (ran, _) => Ok::<_, Error>(ran),
         }
     };
-    let ran =
-        AssertUnwindSafe(Scope::caused_by(event.id, event.correlation_id, running)).catch_unwind().await;
+    let ran = AssertUnwindSafe(scope.caused_by(event.id, event.correlation_id, running)).catch_unwind().await;
     let (key, event) = (&*receiver.key, event.id);
     match ran {
         Ok(Ok(Ran::Succeeded)) => {}

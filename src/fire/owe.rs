@@ -82,12 +82,11 @@ fn delivery<S: Store>(
 ) -> NewDelivery {
     let settings = outbox.settings();
     let max_attempts = spec.max_attempts.unwrap_or(settings.max_attempts);
-    let lease = spec.lease.unwrap_or(settings.lease);
     NewDelivery {
         receiver_key: receiver.key.clone(),
         target,
         max_attempts: i32::try_from(max_attempts).unwrap_or(i32::MAX),
-        available_at: if spec.eager { now + lease } else { due_at },
+        available_at: if spec.eager { now + spec.claim_lease(settings) } else { due_at },
         due_at,
         claimed_by: spec.eager.then(|| outbox.worker().clone()),
     }

@@ -7,7 +7,7 @@ use owed_core::{
     Claim, Claimed, Codec, DeliveryId, EventId, EventRow, NewEvent, Recorded, Store, Timestamp, limits,
     micros,
 };
-use tracing::{Instrument, debug_span};
+use tracing::{Instrument, info_span};
 use uuid::Uuid;
 
 use super::{After, Tx, owe, tx::Halfway};
@@ -18,6 +18,7 @@ use crate::{
     error::Error,
     event::{Event, retention},
     scope::{DEEPEST, Scope},
+    trace,
 };
 
 /// What became of an event that was fired.
@@ -26,6 +27,10 @@ use crate::{
 pub enum Fired {
     /// It is recorded, once the transaction commits.
     Recorded(EventId),
+    /// It is recorded, and owed to nobody: the scope that it was fired in suppresses it.
+    Suppressed(EventId),
+    /// Nothing was written: the scope that it was fired in discards it.
+    Discarded,
     /// An event with that dedupe key is recorded already. Nothing was written, no receiver runs, and the
     /// transaction is usable.
     Duplicate {
@@ -38,8 +43,8 @@ impl Fired {
     /// The event's id, if this call recorded it.
     pub fn id(self) -> Option<EventId> {
         match self {
-            Fired::Recorded(id) => Some(id),
-            Fired::Duplicate { .. } => None,
+            Fired::Recorded(id) | Fired::Suppressed(id) => Some(id),
+            Fired::Duplicate { .. } | Fired::Discarded => None,
         }
     }
 
@@ -89,10 +94,11 @@ impl<'t, S: Store, E: Event> IntoFuture for Fire<'t, S, E> {
     type IntoFuture = BoxFuture<'t, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let span = debug_span!("owed.fire", event = E::NAME, count = 1);
+        let span = info_span!("owed.fire", event = E::NAME, count = 1);
         let firing = async move {
-            let new = prepare(self.tx, &self.event, self.dedupe, self.occurred)?;
-            let mut fired = record(self.tx, vec![new]).await?;
+            let Some(about) = About::read::<S, E>(self.tx)? else { return Ok(Fired::Discarded) };
+            let new = about.prepare(self.tx, &self.event, self.dedupe, self.occurred)?;
+            let mut fired = record(self.tx, vec![new], &about.scope).await?;
             fired.pop().ok_or_else(|| owed_core::StoreError::failed("recording an event", "no answer").into())
         };
         Box::pin(firing.instrument(span))
@@ -118,57 +124,93 @@ impl<'t, S: Store, E: Event> IntoFuture for FireAll<'t, S, E> {
     type IntoFuture = BoxFuture<'t, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let span = debug_span!("owed.fire", event = E::NAME, count = self.events.len());
+        let span = info_span!("owed.fire", event = E::NAME, count = self.events.len());
         let firing = async move {
+            let Some(about) = About::read::<S, E>(self.tx)? else {
+                return Ok(vec![Fired::Discarded; self.events.len()]);
+            };
             let new: Result<Vec<_>, _> =
-                self.events.iter().map(|event| prepare(self.tx, event, None, None)).collect();
-            record(self.tx, new?).await
+                self.events.iter().map(|event| about.prepare(self.tx, event, None, None)).collect();
+            record(self.tx, new?, &about.scope).await
         };
         Box::pin(firing.instrument(span))
     }
 }
 
-/// Checks and encodes one event, and works out what it owes. Writes nothing.
-fn prepare<S: Store, E: Event>(
-    tx: &Tx<S>,
-    event: &E,
-    dedupe_key: Option<String>,
-    occurred_at: Option<Timestamp>,
-) -> Result<NewEvent, Error> {
-    let outbox = tx.outbox();
-    if outbox.registry().event(E::NAME).is_none() {
-        return Err(Error::NotDeclared { name: E::NAME, type_name: std::any::type_name::<E>() });
+/// What is the same for each event of one call: read once, when it is fired.
+struct About {
+    scope: Arc<Scope>,
+    /// Of the scope, else one of this call's own.
+    correlation_id: Option<Uuid>,
+    data: Option<Vec<u8>>,
+    trace_context: Option<String>,
+    suppressed: Option<String>,
+}
+
+impl About {
+    /// `None` where the event is to be discarded.
+    fn read<S: Store, E: Event>(tx: &Tx<S>) -> Result<Option<Self>, Error> {
+        if tx.outbox().registry().event(E::NAME).is_none() {
+            return Err(Error::NotDeclared { name: E::NAME, type_name: std::any::type_name::<E>() });
+        }
+        let scope = Scope::shared().unwrap_or_default();
+        let suppressed = match scope.suppresses(E::NAME) {
+            Some((_, false)) => return Ok(None),
+            Some((reason, true)) => Some(reason.to_owned()),
+            None => None,
+        };
+        Ok(Some(About {
+            correlation_id: scope.correlation_id,
+            data: scope.encoded_data(),
+            trace_context: scope.trace_context.as_deref().map(str::to_owned).or_else(trace::current),
+            suppressed,
+            scope,
+        }))
     }
-    let codec: Codec = outbox.settings().codec;
-    let payload = codec::encode(codec, event).map_err(|source| Error::Encode { name: E::NAME, source })?;
-    let now = outbox.now();
-    let scope = Scope::current();
-    let mut new = NewEvent {
-        name: E::NAME.into(),
-        version: E::VERSION,
-        codec,
-        payload,
-        dedupe_key,
-        occurred_at: micros(occurred_at.unwrap_or(now)),
-        recorded_at: now,
-        actor_key: String::new(),
-        actor_label: String::new(),
-        scope: None,
-        correlation_id: scope.correlation_id.unwrap_or_else(Uuid::now_v7),
-        causation_id: scope.causation_id,
-        suppressed: None,
-        retention: <E::Retention as retention::Retention>::RULE,
-        trace_context: None,
-        deliveries: Vec::new(),
-    };
-    limits::event(&new)?;
-    // Keys were checked by `build`, targets are where they are answered.
-    new.deliveries = owe::deliveries(outbox, &new)?;
-    Ok(new)
+
+    /// Checks and encodes one event, and works out what it owes. Writes nothing.
+    fn prepare<S: Store, E: Event>(
+        &self,
+        tx: &Tx<S>,
+        event: &E,
+        dedupe_key: Option<String>,
+        occurred_at: Option<Timestamp>,
+    ) -> Result<NewEvent, Error> {
+        let outbox = tx.outbox();
+        let codec: Codec = outbox.settings().codec;
+        let payload =
+            codec::encode(codec, event).map_err(|source| Error::Encode { name: E::NAME, source })?;
+        let now = outbox.now();
+        let (actor_key, actor_label) = self.scope.actor.clone().unwrap_or_default();
+        let mut new = NewEvent {
+            name: E::NAME.into(),
+            version: E::VERSION,
+            codec,
+            payload,
+            dedupe_key,
+            occurred_at: micros(occurred_at.unwrap_or(now)),
+            recorded_at: now,
+            actor_key,
+            actor_label,
+            scope: self.data.clone(),
+            correlation_id: self.correlation_id.unwrap_or_else(Uuid::now_v7),
+            causation_id: self.scope.causation_id,
+            suppressed: self.suppressed.clone(),
+            retention: <E::Retention as retention::Retention>::RULE,
+            trace_context: self.trace_context.clone(),
+            deliveries: Vec::new(),
+        };
+        limits::event(&new)?;
+        if new.suppressed.is_none() {
+            // Keys were checked by `build`, targets are where they are answered.
+            new.deliveries = owe::deliveries(outbox, &new)?;
+        }
+        Ok(new)
+    }
 }
 
 /// Writes the events, then runs their inline receivers and notes what waits for the commit.
-async fn record<S: Store>(tx: &Tx<S>, new: Vec<NewEvent>) -> Result<Vec<Fired>, Error> {
+async fn record<S: Store>(tx: &Tx<S>, new: Vec<NewEvent>, scope: &Arc<Scope>) -> Result<Vec<Fired>, Error> {
     if new.is_empty() {
         return Ok(Vec::new());
     }
@@ -178,9 +220,11 @@ async fn record<S: Store>(tx: &Tx<S>, new: Vec<NewEvent>) -> Result<Vec<Fired>, 
     for (new, recorded) in new.into_iter().zip(recorded) {
         match recorded {
             Recorded::Duplicate { of } => fired.push(Fired::Duplicate { of }),
+            // Nothing follows from one that is suppressed.
+            Recorded::New { event, .. } if new.suppressed.is_some() => fired.push(Fired::Suppressed(event)),
             Recorded::New { event, deliveries } => {
                 fired.push(Fired::Recorded(event));
-                follow(tx, event, &deliveries, new).await?;
+                follow(tx, event, &deliveries, new, scope).await?;
             }
         }
     }
@@ -194,6 +238,7 @@ async fn follow<S: Store>(
     id: EventId,
     deliveries: &[DeliveryId],
     mut new: NewEvent,
+    scope: &Arc<Scope>,
 ) -> Result<(), Error> {
     let outbox = tx.outbox();
     let name = new.name.clone();
@@ -219,8 +264,8 @@ async fn follow<S: Store>(
     }
     for receiver in listening() {
         match receiver.mode {
-            Mode::Inline => run_inline(tx, receiver, &event).await?,
-            Mode::OnCommit => after.on_commit.push((receiver.clone(), event.clone())),
+            Mode::Inline => run_inline(tx, receiver, &event, scope).await?,
+            Mode::OnCommit => after.on_commit.push((receiver.clone(), event.clone(), scope.clone())),
             Mode::Durable(_) => {}
         }
     }
@@ -232,12 +277,13 @@ async fn run_inline<S: Store>(
     tx: &Tx<S>,
     receiver: &Declared<S>,
     event: &Arc<EventRow>,
+    scope: &Arc<Scope>,
 ) -> Result<(), Error> {
     let refuse = |source| {
         tx.poison(format!("the inline receiver {} refused in it", receiver.key));
         Err(Error::Inline { receiver: receiver.key.to_string(), source })
     };
-    if Scope::current().depth >= DEEPEST {
+    if scope.depth >= DEEPEST {
         return refuse(
             format!("inline receivers have fired events {DEEPEST} deep: they are going in a circle").into(),
         );
@@ -245,7 +291,7 @@ async fn run_inline<S: Store>(
     let context = DeliveryContext::of_event(receiver.key.clone(), event);
     let lent = receiver.takes_tx.then(|| tx.lend());
     let running = receiver.run(event, context, lent);
-    match Scope::caused_by(event.id, event.correlation_id, running).await {
+    match scope.clone().caused_by(event.id, event.correlation_id, running).await {
         Ran::Succeeded => Ok(()),
         Ran::Failed { error, .. } => refuse(error),
         Ran::Undecodable(error) => refuse(error.into()),

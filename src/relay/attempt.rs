@@ -3,16 +3,20 @@
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use owed_core::{Claim, Claimed, DeliveryRow, EventRow, Outcome, Settled, Settlement, Status, Store, limits};
-use tracing::{Instrument, debug_span, warn};
+use owed_core::{
+    Claim, ClaimKey, Claimed, DeliveryRow, EventRow, Outcome, Settled, Settlement, Status, Store, Timestamp,
+    limits,
+};
+use tracing::{Instrument, info, info_span, warn};
 
-use super::{DeliveryFailure, lease::Held, verdict};
+use super::{Attempted, DeliveryFailure, around::around, lease::Held, verdict};
 use crate::{
     context::DeliveryContext,
     declare::{BoxError, Declared, DurableSpec, Ran, Verdict, chain},
     fire::{Tx, run_after},
     outbox::Outbox,
     scope::Scope,
+    trace,
 };
 
 /// A claimed row that waits its turn or runs, with its lease kept.
@@ -27,6 +31,10 @@ pub(super) enum Conclusion {
     Acknowledged,
     /// Somebody else has the row.
     Lost,
+    /// A task engine has it.
+    HandedOff,
+    /// It was given back unrun.
+    Left,
     /// To be written.
     Unsettled(Box<Unsettled>),
 }
@@ -51,13 +59,16 @@ pub(super) struct Told {
 
 pub(super) async fn attempt<S: Store>(outbox: &Outbox<S>, work: Work) -> Conclusion {
     let Work { claimed: Claimed { claim, delivery, event }, held } = work;
-    let span = debug_span!(
+    let span = info_span!(
         "owed.deliver",
         delivery = %delivery.id,
         event = %delivery.event_id,
         receiver = delivery.receiver_key.as_str(),
         attempt = delivery.attempts.saturating_add(1),
     );
+    if let Some(trace) = event.as_ref().and_then(|event| event.trace_context.as_deref()) {
+        trace::link(&span, trace);
+    }
     deliver(outbox, claim, delivery, event, held).instrument(span).await
 }
 
@@ -70,8 +81,10 @@ async fn deliver<S: Store>(
 ) -> Conclusion {
     let bury = |claim, error: String, kind, held| buried(claim, &row, event.as_deref(), error, kind, held);
     let Some(receiver) = outbox.registry().receiver(&row.receiver_key).cloned() else {
-        // Claims name declared receivers alone, so this was taken some other way: leave it to whoever knows it.
-        return Conclusion::Lost;
+        // Claims name declared receivers alone: this came as a task, for a worker that is older than its relay.
+        info!(delivery = %row.id, receiver = row.receiver_key.as_str(), "a task is given back: its receiver is not declared here");
+        let at = outbox.now() + outbox.settings().poll_interval;
+        return give_back(outbox, claim.key().clone(), at, held).await;
     };
     let Some(spec) = receiver.durable() else {
         let error = format!("the receiver {} is not declared durable any more", row.receiver_key);
@@ -81,6 +94,25 @@ async fn deliver<S: Store>(
         let error = format!("the event {} that owes it is gone from its table", row.event_id);
         return bury(claim, error, "event gone", held);
     };
+    if let Some(Unknown { why, readable }) = unknown(&receiver, event) {
+        let (now, settings) = (outbox.now(), outbox.settings());
+        let owed_for = (now - row.due_at).to_std().unwrap_or_default();
+        if owed_for < settings.unknown_grace {
+            // Left for a relay that knows it, at first soon and then ever less often.
+            let wait = (owed_for / 2).clamp(settings.poll_interval, CLAIM_AGAIN.max(settings.poll_interval));
+            info!(delivery = %row.id, receiver = &*receiver.key, why = why.as_str(), "a delivery is left for a relay that knows more");
+            return give_back(outbox, claim.key().clone(), now + wait, held).await;
+        }
+        // A payload that is newer than anybody knows may still be read as it is.
+        if !readable {
+            let grace = settings.unknown_grace;
+            let error = format!(
+                "{why}: nobody has known it since this became owed at {}, longer than the grace period of {grace:?}",
+                row.due_at
+            );
+            return bury(claim, error, "unknown event", held);
+        }
+    }
     if row.lapses > i32::try_from(outbox.settings().max_lapses).unwrap_or(i32::MAX) {
         let error = format!(
             "its process ended {} times in a row while it ran, without reporting an outcome (the limit is {})",
@@ -107,11 +139,21 @@ async fn deliver<S: Store>(
         due_at: Some(row.due_at),
         ..DeliveryContext::of_event(receiver.key.clone(), event)
     };
-    let ended = if receiver.takes_tx {
-        in_transaction(outbox, &receiver, spec, event, context, claim).await
-    } else {
-        let running = receiver.run(event, context, None);
-        (Some(claim), ended(guarded(event, spec, running).await))
+    let key = claim.key().clone();
+    let ended = match outbox.around() {
+        None => run(outbox, &receiver, spec, event, context, claim).await,
+        Some(hook) => {
+            let running = run(outbox, &receiver, spec, event, context.clone(), claim);
+            match around(hook, &context, running, shown).await {
+                Ok(ended) => ended,
+                // The attempt and the claim that it held are gone: if it had written its outcome, this one finds
+                // none.
+                Err(error) => {
+                    let claim = Claim::granted(key.delivery, key.worker, key.at);
+                    (Some(claim), broken(error, "around hook"))
+                }
+            }
+        }
     };
     let (claim, ended) = match ended {
         (Some(claim), ended) => (claim, ended),
@@ -173,6 +215,67 @@ async fn deliver<S: Store>(
     }
 }
 
+/// The longest that a row which nobody here knows is left alone between two looks at it.
+const CLAIM_AGAIN: Duration = Duration::from_secs(15);
+
+/// Why this receiver, as it is declared here, can't tell what to do with the event.
+struct Unknown {
+    why: String,
+    readable: bool,
+}
+
+fn unknown<S: Store>(receiver: &Declared<S>, event: &EventRow) -> Option<Unknown> {
+    let known = receiver.registration?;
+    if known.name != event.name {
+        let why = format!(
+            "the receiver {} is owed the event {}, and listens on {} here",
+            receiver.key, event.name, known.name
+        );
+        Some(Unknown { why, readable: false })
+    } else if event.version > known.version {
+        let why = format!(
+            "the event {} is of version {}, and declared as {} here",
+            event.name, event.version, known.version
+        );
+        Some(Unknown { why, readable: true })
+    } else {
+        None
+    }
+}
+
+async fn give_back<S: Store>(outbox: &Outbox<S>, key: ClaimKey, at: Timestamp, held: Held) -> Conclusion {
+    drop(held);
+    if let Err(error) = outbox.store().release(std::slice::from_ref(&key), at).await {
+        warn!(%error, delivery = %key.delivery, "a delivery could not be given back; it is claimed again once its lease ends");
+    }
+    Conclusion::Left
+}
+
+/// Runs the receiver, in a transaction if it takes one. Answers the claim back wherever the outcome is still to be
+/// written.
+async fn run<S: Store>(
+    outbox: &Outbox<S>,
+    receiver: &Declared<S>,
+    spec: &DurableSpec,
+    event: &Arc<EventRow>,
+    context: DeliveryContext,
+    claim: Claim,
+) -> (Option<Claim>, Ended) {
+    if receiver.takes_tx {
+        return in_transaction(outbox, receiver, spec, event, context, claim).await;
+    }
+    let running = receiver.run(event, context, None);
+    (Some(claim), ended(guarded(event, spec, running).await))
+}
+
+fn shown((_, ended): &(Option<Claim>, Ended)) -> Attempted {
+    match ended {
+        Ended::Succeeded => Attempted::Succeeded,
+        Ended::Lost => Attempted::Lost,
+        Ended::Undecodable(error) | Ended::Failed { error, .. } => Attempted::Failed(error.clone()),
+    }
+}
+
 /// A delivery that ends here without its failure hook being called.
 fn buried(
     claim: Claim,
@@ -218,7 +321,7 @@ async fn guarded(
     spec: &DurableSpec,
     running: impl Future<Output = Ran>,
 ) -> Result<Ran, (&'static str, String)> {
-    let scoped = AssertUnwindSafe(Scope::caused_by(event.id, event.correlation_id, running)).catch_unwind();
+    let scoped = AssertUnwindSafe(Scope::of_delivery(event.id, event.correlation_id, running)).catch_unwind();
     let ran = match spec.timeout {
         None => scoped.await,
         Some(timeout) => match tokio::time::timeout(timeout, scoped).await {
@@ -260,8 +363,7 @@ fn broken(error: impl Into<BoxError>, kind: &'static str) -> Ended {
     Ended::Failed { verdict: Verdict::Counted, error: chain(&*error.into()), kind }
 }
 
-/// Runs a handler in a transaction that commits with its acknowledgement. Answers the claim back wherever the
-/// outcome is still to be written.
+/// Runs a handler in a transaction that commits with its acknowledgement.
 async fn in_transaction<S: Store>(
     outbox: &Outbox<S>,
     receiver: &Declared<S>,

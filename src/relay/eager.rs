@@ -1,11 +1,14 @@
 //! Attempts in the process that fired, right after the commit. The rows were born claimed by it.
 
+use std::time::Duration;
+
 use owed_core::{Claimed, Store};
 use tokio::task::JoinSet;
 
 use super::{
-    attempt::{Conclusion, Work, attempt},
+    attempt::{Conclusion, Work},
     settler,
+    task::dispatch,
 };
 use crate::outbox::Outbox;
 
@@ -16,7 +19,7 @@ pub(crate) fn attempt_eagerly<S: Store>(outbox: &Outbox<S>, claimed: Claimed) {
     let under_way = outbox.leases().eager();
     let outbox = outbox.clone();
     tokio::spawn(async move {
-        if let Conclusion::Unsettled(unsettled) = attempt(&outbox, Work { claimed, held }).await {
+        if let Conclusion::Unsettled(unsettled) = dispatch(&outbox, Work { claimed, held }).await {
             let mut hooks = JoinSet::new();
             settler::write(&outbox, [*unsettled], &mut hooks).await;
             while hooks.join_next().await.is_some() {}
@@ -25,7 +28,16 @@ pub(crate) fn attempt_eagerly<S: Store>(outbox: &Outbox<S>, claimed: Claimed) {
     });
 }
 
-pub(super) fn lease_of<S: Store>(outbox: &Outbox<S>, receiver: &str) -> std::time::Duration {
+/// How long the claim of whoever claims holds.
+pub(super) fn lease_of<S: Store>(outbox: &Outbox<S>, receiver: &str) -> Duration {
+    let settings = outbox.settings();
     let declared = outbox.registry().receiver(receiver).and_then(|receiver| receiver.durable());
-    declared.and_then(|spec| spec.lease).unwrap_or(outbox.settings().lease)
+    declared.map_or(settings.lease, |spec| spec.claim_lease(settings))
+}
+
+/// How long the claim of whoever runs it holds.
+pub(super) fn run_lease<S: Store>(outbox: &Outbox<S>, receiver: &str) -> Duration {
+    let settings = outbox.settings();
+    let declared = outbox.registry().receiver(receiver).and_then(|receiver| receiver.durable());
+    declared.map_or(settings.lease, |spec| spec.run_lease(settings))
 }

@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
-use owed_core::{ClaimKey, ClaimRequest, Claimed, ReceiverLease, Store, StoreError, Timestamp};
+use owed_core::{ClaimKey, ClaimRequest, Claimed, Pause, ReceiverLease, Store, StoreError, Timestamp};
 use tokio::{
     sync::watch,
     task::{JoinError, JoinSet},
@@ -14,9 +14,10 @@ use tracing::{Instrument, debug_span, error, info, warn};
 
 use super::{
     Delivered,
-    attempt::{Conclusion, Work, attempt},
+    attempt::{Conclusion, Work},
     eager::lease_of,
     settler::{self, Settler},
+    task::dispatch,
 };
 use crate::outbox::Outbox;
 
@@ -81,7 +82,7 @@ impl<S: Store> Lane<S> {
                     running.spawn(run_suspect(self.outbox.clone(), suspect.work));
                 } else if let Some(next) = waiting.pop_front() {
                     let outbox = self.outbox.clone();
-                    running.spawn(async move { Ran::Attempted(attempt(&outbox, next.work).await) });
+                    running.spawn(async move { Ran::Attempted(dispatch(&outbox, next.work).await) });
                 } else {
                     break;
                 }
@@ -111,6 +112,7 @@ impl<S: Store> Lane<S> {
                             if paused_until.is_none_or(|before| before < until) {
                                 warn!(lane = &*self.name, %until, "a receiver deferred: its lane is paused in this relay");
                                 paused_until = Some(until);
+                                self.show_pause(until);
                             }
                         }
                         next = running.try_join_next();
@@ -214,6 +216,8 @@ impl<S: Store> Lane<S> {
         match ran {
             Ok(Ran::Attempted(Conclusion::Acknowledged)) => delivered.succeeded += 1,
             Ok(Ran::Attempted(Conclusion::Lost)) => delivered.lost += 1,
+            Ok(Ran::Attempted(Conclusion::HandedOff)) => delivered.handed_off += 1,
+            Ok(Ran::Attempted(Conclusion::Left)) => delivered.left += 1,
             Ok(Ran::Attempted(Conclusion::Unsettled(unsettled))) => {
                 let pause = unsettled.pause;
                 self.settler.submit(unsettled);
@@ -232,6 +236,18 @@ impl<S: Store> Lane<S> {
         None
     }
 
+    /// Records the pause for people to see. Not waited for: nothing here depends on it.
+    fn show_pause(&self, until: Timestamp) {
+        let store = self.outbox.store().clone();
+        let pause =
+            Pause { lane: self.name.to_string(), worker: self.worker.to_string(), since: store.now(), until };
+        tokio::spawn(async move {
+            if let Err(error) = store.pause(&pause).await {
+                warn!(%error, lane = pause.lane, "the pause of a lane could not be recorded");
+            }
+        });
+    }
+
     /// Gives rows that were not started to whoever asks next.
     async fn hand_back(&self, rows: impl Iterator<Item = Waiting>) {
         let rows: Vec<Waiting> = rows.collect();
@@ -247,7 +263,7 @@ impl<S: Store> Lane<S> {
 }
 
 async fn run_suspect<S: Store>(outbox: Outbox<S>, work: Work) -> Ran {
-    match attempt(&outbox, work).await {
+    match dispatch(&outbox, work).await {
         Conclusion::Unsettled(unsettled) => {
             let mut hooks = JoinSet::new();
             let delivered = settler::write(&outbox, [*unsettled], &mut hooks).await;
@@ -256,5 +272,7 @@ async fn run_suspect<S: Store>(outbox: Outbox<S>, work: Work) -> Ran {
         }
         Conclusion::Acknowledged => Ran::Suspect(Delivered { succeeded: 1, ..Delivered::default() }),
         Conclusion::Lost => Ran::Suspect(Delivered { lost: 1, ..Delivered::default() }),
+        Conclusion::HandedOff => Ran::Suspect(Delivered { handed_off: 1, ..Delivered::default() }),
+        Conclusion::Left => Ran::Suspect(Delivered { left: 1, ..Delivered::default() }),
     }
 }

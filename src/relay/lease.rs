@@ -205,7 +205,7 @@ async fn renew<S: Store>(
 ) -> Result<(), owed_core::StoreError> {
     let own = match detached {
         Some(own) => own,
-        None => detached.insert(store.detached().await?),
+        None => detached.insert(store.detached(2).await?),
     };
     own.renew(keys, own.now() + lease).await?;
     Ok(())

@@ -6,6 +6,9 @@
 //! | `lane` | the loop of one lane: claims, keeps handlers running, hands back |
 //! | `pass` | one pass over what is owed now |
 //! | `attempt` | runs one delivery |
+//! | `around` | what a service puts around each attempt |
+//! | `task` | hands deliveries to a task engine, and runs them for its workers |
+//! | `pool` | a task engine in this process |
 //! | `verdict` | turns how it ended into an outcome: pure |
 //! | `settler` | writes outcomes, many at once |
 //! | `lease` | renews what is held, on a thread of its own |
@@ -13,14 +16,17 @@
 //! | `orphans` | rows whose receiver nobody declares |
 //! | `wake` | shortens waits |
 
+mod around;
 mod attempt;
 mod eager;
 mod lane;
 mod lease;
 mod orphans;
 mod pass;
+mod pool;
 mod run;
 mod settler;
+mod task;
 mod verdict;
 mod wake;
 
@@ -28,10 +34,14 @@ use std::{ops::AddAssign, sync::Arc};
 
 use owed_core::{DeliveryId, EventId, Status};
 
+pub use around::{AroundDelivery, Attempted, Next};
 pub(crate) use eager::attempt_eagerly;
 pub(crate) use lease::Leases;
 pub use pass::Pass;
+pub use pool::{TaskPool, TaskPoolHandle};
 pub use run::{Relay, RelayHandle};
+pub(crate) use task::Handoff;
+pub use task::{Task, TaskBackend, TaskEnd};
 pub use verdict::backoff;
 pub(crate) use wake::Waker;
 
@@ -51,12 +61,18 @@ pub struct Delivered {
     pub postponed: u64,
     /// They were taken over by somebody else before their outcome was written.
     pub lost: u64,
+    /// They were handed to the task backend.
+    pub handed_off: u64,
+    /// They were given back unrun: nobody here knows their event, or a version of it that is so new; or the task
+    /// backend took nothing.
+    pub left: u64,
 }
 
 impl Delivered {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.succeeded + self.failed + self.dead + self.orphaned + self.postponed + self.lost
+        let Delivered { succeeded, failed, dead, orphaned, postponed, lost, handed_off, left } = self;
+        succeeded + failed + dead + orphaned + postponed + lost + handed_off + left
     }
 
     fn count(&mut self, status: Status) {
@@ -78,6 +94,8 @@ impl AddAssign for Delivered {
         self.orphaned += more.orphaned;
         self.postponed += more.postponed;
         self.lost += more.lost;
+        self.handed_off += more.handed_off;
+        self.left += more.left;
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) async fn sweep<S: Store>(outbox: &Outbox<S>, worker: &Arc<str>) -> Re
         .owed_receivers()
         .await?
         .into_iter()
-        .filter(|key| !known.contains(key.as_str()))
+        .filter(|key| !known.contains(key.as_str()) && outbox.settings().owns(key))
         .map(|key| ReceiverLease { key: key.into(), lease })
         .collect();
     if unknown.is_empty() {

@@ -13,9 +13,10 @@ use tokio::task::JoinSet;
 
 use super::{
     Delivered,
-    attempt::{Conclusion, Work, attempt},
+    attempt::{Conclusion, Work},
     eager::lease_of,
     orphans, settler,
+    task::dispatch,
 };
 use crate::{declare::DEFAULT_LANE, error::Error, outbox::Outbox};
 
@@ -139,20 +140,28 @@ impl<S: Store> Pass<S> {
             let mut running = stream::iter(fresh.into_iter().map(|claimed| {
                 let lease = lease_of(outbox, &claimed.delivery.receiver_key);
                 let held = outbox.leases().keep(claimed.claim.key().clone(), lease);
-                let outbox = outbox.clone();
-                async move { attempt(&outbox, Work { claimed, held }).await }
+                let (id, outbox) = (claimed.delivery.id, outbox.clone());
+                async move { (id, dispatch(&outbox, Work { claimed, held }).await) }
             }))
             .buffered(self.concurrency);
             let mut unsettled = Vec::new();
             let mut paused = false;
-            while let Some(conclusion) = running.next().await {
+            while let Some((id, conclusion)) = running.next().await {
                 match conclusion {
                     Conclusion::Acknowledged => delivered.succeeded += 1,
                     Conclusion::Lost => delivered.lost += 1,
+                    Conclusion::HandedOff => {
+                        delivered.handed_off += 1;
+                        postponed.insert(id);
+                    }
+                    Conclusion::Left => {
+                        delivered.left += 1;
+                        postponed.insert(id);
+                    }
                     Conclusion::Unsettled(one) => {
                         paused |= one.pause.is_some();
                         if one.status == owed_core::Status::Pending {
-                            postponed.insert(one.settlement.key().delivery);
+                            postponed.insert(id);
                         }
                         unsettled.push(*one);
                     }

@@ -209,6 +209,13 @@ impl<S: Store> Relay<S> {
         let mut delivered = Delivered::default();
         let sweeps = lanes.contains(DEFAULT_LANE);
         let mut next_sweep = Instant::now();
+        tokio::select! {
+            checked = outbox.check() => match checked {
+                Ok(findings) => findings.iter().for_each(|finding| warn!("{finding}")),
+                Err(error) => warn!(%error, "rows that wait for what is not known here could not be looked for"),
+            },
+            _ = stopped.changed() => {}
+        }
         loop {
             tokio::select! {
                 ended = serving.join_next() => match ended {

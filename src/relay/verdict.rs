@@ -121,6 +121,7 @@ mod tests {
             backoff_cap: None,
             give_up_after: None,
             on_failure: None,
+            task: false,
             eager: false,
             due: None,
             targets: None,

@@ -1,10 +1,13 @@
 //! The numbers that decide how an outbox and its relays behave.
 
+mod read;
+
 use std::time::Duration;
 
-use owed_core::Codec;
+use owed_core::{Codec, limits};
 
 use crate::declare::Mistake;
+pub use read::SettingsError;
 
 /// How relays learn that something may be owed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -54,6 +57,12 @@ pub struct Settings {
     /// How many claims in a row may end without an outcome, because their process died while the handler ran,
     /// before the delivery is dead-lettered. Default 5.
     pub max_lapses: u32,
+    /// How long a delivery that was handed to the task backend may wait for its worker before it is handed off anew.
+    /// Default 5 min.
+    pub task_lease: Duration,
+    /// How the keys of the receivers start that are declared in this service, where several services share one set of
+    /// tables: rows of all other receivers are left alone for good. Default none: every row is this service's.
+    pub own_receivers: Vec<String>,
     /// How long a delivery whose receiver nobody here declares is left for a relay that knows it, before it is
     /// orphaned. Default 1 h.
     pub unknown_grace: Duration,
@@ -76,6 +85,8 @@ impl Default for Settings {
             max_retry_delay: Duration::from_secs(86_400),
             max_attempts: 5,
             max_lapses: 5,
+            task_lease: Duration::from_secs(300),
+            own_receivers: Vec::new(),
             unknown_grace: Duration::from_secs(3_600),
             codec: Codec::Cbor,
             claim_backoff_cap: Duration::from_secs(15),
@@ -86,6 +97,12 @@ impl Default for Settings {
 impl Settings {
     /// No duration may be longer: ten years.
     pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+    /// Whether rows of this receiver are this service's.
+    pub(crate) fn owns(&self, receiver: &str) -> bool {
+        self.own_receivers.is_empty()
+            || self.own_receivers.iter().any(|own| receiver.starts_with(own.as_str()))
+    }
 
     pub(crate) fn mistakes(&self) -> Vec<Mistake> {
         let mut mistakes = Vec::new();
@@ -100,6 +117,7 @@ impl Settings {
         }
         for (name, value, may_be_zero) in [
             ("lease", self.lease, false),
+            ("task_lease", self.task_lease, false),
             ("poll_interval", self.poll_interval, false),
             ("notify_coalescing", self.notify_coalescing, true),
             ("backoff_base", self.backoff_base, true),
@@ -112,6 +130,11 @@ impl Settings {
                 wrong(name, "is zero".to_owned());
             } else if value > Settings::LONGEST {
                 wrong(name, format!("is {value:?}, and the limit is {:?}", Settings::LONGEST));
+            }
+        }
+        for own in &self.own_receivers {
+            if let Err(refused) = limits::text("an entry", own, limits::TEXT) {
+                wrong("own_receivers", refused.to_string());
             }
         }
         if self.backoff_cap < self.backoff_base {
