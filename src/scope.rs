@@ -152,19 +152,18 @@ impl Scope {
         self
     }
 
-    /// Runs a future in this scope, laid over the one that is current when this is called.
+    /// Runs a future in this scope, laid over the one that is current where it is awaited.
     ///
     /// # Cancel safety
     /// As safe as `running` itself.
-    pub fn run<F: Future>(self, running: F) -> impl Future<Output = F::Output> {
-        SCOPE.scope(Arc::new(self.over_current()), running)
+    pub async fn run<F: Future>(self, running: F) -> F::Output {
+        SCOPE.scope(Arc::new(self.over_current()), running).await
     }
 
-    /// Makes a function that runs in this scope on any thread, laid over the one that is current now: for
-    /// `std::thread::spawn`, `spawn_blocking` and pools.
+    /// Makes a function that runs in this scope on any thread, laid over the one that is current where it is called:
+    /// for `std::thread::spawn`, `spawn_blocking` and pools.
     pub fn wrap<T>(self, work: impl FnOnce() -> T) -> impl FnOnce() -> T {
-        let scope = Arc::new(self.over_current());
-        move || SCOPE.sync_scope(scope, work)
+        move || SCOPE.sync_scope(Arc::new(self.over_current()), work)
     }
 
     fn over_current(self) -> Scope {

@@ -1,6 +1,11 @@
 //! The relay: its options, its lanes, its end.
 
-use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use owed_core::Store;
 use tokio::{
@@ -35,6 +40,7 @@ pub struct Relay<S: Store> {
     lanes: Option<Vec<String>>,
     concurrency: usize,
     batch: Option<u32>,
+    own: BTreeMap<String, Own>,
     grace: Duration,
     single: bool,
 }
@@ -48,6 +54,13 @@ impl<S: Store> fmt::Debug for Relay<S> {
     }
 }
 
+/// What one lane has of its own.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    concurrency: Option<usize>,
+    batch: Option<u32>,
+}
+
 /// How often rows of unknown receivers are looked for, and the store's clock is compared with the database's.
 const SWEEP: Duration = Duration::from_secs(60);
 
@@ -58,6 +71,7 @@ impl<S: Store> Relay<S> {
             lanes: None,
             concurrency: 16,
             batch: None,
+            own: BTreeMap::new(),
             grace: Duration::from_secs(30),
             single: false,
         }
@@ -80,6 +94,19 @@ impl<S: Store> Relay<S> {
     /// `batch_size`, or twice the concurrency if that is more.
     pub fn batch_size(mut self, rows: u32) -> Self {
         self.batch = Some(rows);
+        self
+    }
+
+    /// How many handlers of this lane may run at once, in place of [`concurrency`](Relay::concurrency).
+    pub fn lane_concurrency(mut self, lane: impl Into<String>, handlers: usize) -> Self {
+        self.own.entry(lane.into()).or_default().concurrency = Some(handlers);
+        self
+    }
+
+    /// The most rows that this lane holds ahead of its handlers, in place of [`batch_size`](Relay::batch_size). A small
+    /// number leaves more of a slow lane to other relays.
+    pub fn lane_batch_size(mut self, lane: impl Into<String>, rows: u32) -> Self {
+        self.own.entry(lane.into()).or_default().batch = Some(rows);
         self
     }
 
@@ -137,13 +164,17 @@ impl<S: Store> Relay<S> {
     fn check(&self) -> Result<BTreeSet<Arc<str>>, Error> {
         let wrong = |why: String| Err(Error::Relay { why });
         let registry = self.outbox.registry();
-        if self.concurrency == 0 {
-            return wrong("its concurrency is 0, and must be at least 1".into());
-        }
-        if let Some(batch) = self.batch
-            && !(1..=10_000).contains(&batch)
-        {
-            return wrong(format!("its batch size is {batch}, and must be from 1 to 10,000"));
+        let own = self.own.iter().map(|(lane, own)| (format!("the lane {lane:?}'s"), *own));
+        let all = Own { concurrency: Some(self.concurrency), batch: self.batch };
+        for (whose, Own { concurrency, batch }) in own.chain([("its".to_owned(), all)]) {
+            if concurrency == Some(0) {
+                return wrong(format!("{whose} concurrency is 0, and must be at least 1"));
+            }
+            if let Some(batch) = batch
+                && !(1..=10_000).contains(&batch)
+            {
+                return wrong(format!("{whose} batch size is {batch}, and must be from 1 to 10,000"));
+            }
         }
         let can = self.outbox.store().capabilities();
         if !can.atomic_claims && !self.single {
@@ -152,11 +183,10 @@ impl<S: Store> Relay<S> {
                 can.database
             ));
         }
-        let Some(named) = &self.lanes else { return Ok(registry.lanes().cloned().collect()) };
-        if named.is_empty() {
+        if self.lanes.as_ref().is_some_and(Vec::is_empty) {
             return wrong("it was given no lane to serve".into());
         }
-        for lane in named {
+        for lane in self.lanes.iter().flatten().chain(self.own.keys()) {
             if registry.lane(lane).is_none() {
                 let declared: Vec<&str> = registry.lanes().map(|lane| &**lane).collect();
                 return wrong(format!(
@@ -164,6 +194,10 @@ impl<S: Store> Relay<S> {
                     declared.join(", ")
                 ));
             }
+        }
+        let Some(named) = &self.lanes else { return Ok(registry.lanes().cloned().collect()) };
+        if let Some(lane) = self.own.keys().find(|lane| !named.contains(lane)) {
+            return wrong(format!("it is told about the lane {lane:?}, and does not serve it"));
         }
         Ok(named.iter().map(|lane| lane.as_str().into()).collect())
     }
@@ -189,16 +223,19 @@ impl<S: Store> Relay<S> {
             helpers.spawn(async move { waker.closed().await });
         }
         let (settler, settling) = Settler::start(outbox.clone());
-        let ahead = u32::try_from(self.concurrency.saturating_mul(2)).unwrap_or(u32::MAX);
-        let batch = self.batch.unwrap_or(outbox.settings().batch_size.max(ahead).min(10_000));
         let mut serving = JoinSet::new();
         for name in &lanes {
+            let own = self.own.get(&**name).copied().unwrap_or_default();
+            let concurrency = own.concurrency.unwrap_or(self.concurrency);
+            let ahead = u32::try_from(concurrency.saturating_mul(2)).unwrap_or(u32::MAX);
+            let batch = own.batch.or(self.batch);
+            let batch = batch.unwrap_or(outbox.settings().batch_size.max(ahead).min(10_000));
             let lane = Lane {
                 outbox: outbox.clone(),
                 name: name.clone(),
                 worker: worker.clone(),
                 receivers: outbox.registry().lane(name).map(<[_]>::to_vec).unwrap_or_default(),
-                concurrency: self.concurrency,
+                concurrency,
                 batch,
                 settler: settler.clone(),
                 grace: self.grace,

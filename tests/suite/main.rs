@@ -11,3 +11,5 @@ mod declaring;
 mod delivering;
 mod firing;
 mod relaying;
+mod scoping;
+mod tasking;
