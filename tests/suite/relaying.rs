@@ -12,7 +12,7 @@ use std::{
 use owed::{DeliveryContext, Failure, Receiver, Status, Store, Tx};
 use tokio::sync::Semaphore;
 
-use crate::bed::{Bed, Noted, Placed, Seen, noted, on_every_store, place, settings, until};
+use crate::bed::{Bed, Noted, Placed, Seen, noted, on_every_store, place, settings, start, until};
 
 on_every_store!(
     a_relay_delivers_what_was_owed_before_and_what_is_fired_while_it_runs,
@@ -28,6 +28,8 @@ on_every_store!(
     a_deferral_pauses_its_lane_and_hands_its_rows_back,
     a_dropped_relay_leaves_its_rows_to_their_leases,
     rows_that_lapsed_are_run_one_at_a_time,
+    lanes_have_their_own_concurrency_and_batch,
+    the_last_event_of_a_burst_is_not_late,
 );
 
 fn counting<S: Store>(seen: &Seen<i64>) -> owed::Declared<S> {
@@ -290,6 +292,10 @@ async fn a_relay_refuses_what_it_cannot_serve<S: Store>(bed: Bed<S>) {
     assert!(why(outbox.relay().lanes(Vec::<String>::new())).contains("no lane"));
     assert!(why(outbox.relay().batch_size(0)).contains("batch size is 0"));
     assert!(why(outbox.relay().concurrency(0)).contains("concurrency is 0"));
+    let own = why(outbox.relay().lane_batch_size("default", 0));
+    assert!(own.contains("the lane \"default\"'s batch size is 0"), "{own}");
+    assert!(why(outbox.relay().lane_concurrency("default", 0)).contains("concurrency is 0"));
+    assert!(why(outbox.relay().lane_batch_size("nobody", 1)).contains("\"nobody\""));
 }
 
 async fn a_deferral_pauses_its_lane_and_hands_its_rows_back<S: Store>(bed: Bed<S>) {
@@ -322,6 +328,10 @@ async fn a_deferral_pauses_its_lane_and_hands_its_rows_back<S: Store>(bed: Bed<S
     outbox.transaction(async |tx| tx.fire_all((0..10).map(|n| Placed { n })).await).await.unwrap();
     let relay = outbox.relay().concurrency(1).spawn().unwrap();
     until("the other lane, all of it", || async { other.count() == 10 }).await;
+    until("the pause to be seen", || async { !outbox.pauses().await.unwrap().is_empty() }).await;
+    let pauses = outbox.pauses().await.unwrap();
+    assert_eq!((pauses.len(), pauses[0].lane.as_str()), (1, "slow"));
+    assert_eq!((pauses[0].since, pauses[0].until), (start(), start() + Duration::from_secs(60)));
     until("the lane's rows to be handed back", || async {
         let rows = bed.deliveries().await;
         rows.iter()
@@ -333,6 +343,7 @@ async fn a_deferral_pauses_its_lane_and_hands_its_rows_back<S: Store>(bed: Bed<S
     assert_eq!(calls.load(Ordering::SeqCst), 1, "a call for each row to learn what the first had said");
     throttled.store(false, Ordering::SeqCst);
     bed.pass(Duration::from_secs(121));
+    assert_eq!(outbox.pauses().await.unwrap(), []);
     until("the lane to go on", || async {
         bed.deliveries().await.iter().all(|row| row.status == Status::Succeeded)
     })
@@ -414,4 +425,67 @@ async fn rows_that_lapsed_are_run_one_at_a_time<S: Store>(bed: Bed<S>) {
     relay.stop().await;
     assert_eq!(most.load(Ordering::SeqCst), 1);
     assert_eq!(lapses.lock().unwrap().values().copied().collect::<Vec<_>>(), [2; 8], "noted before it ran");
+}
+
+async fn lanes_have_their_own_concurrency_and_batch<S: Store>(bed: Bed<S>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let started = Seen::default();
+    let in_lane = |lane: &'static str| {
+        let (gate, started) = (gate.clone(), started.clone());
+        Receiver::on::<Placed>(format!("test.{lane}")).durable().lane(lane).run(move |_: Placed| {
+            let (gate, started) = (gate.clone(), started.clone());
+            async move {
+                started.see(lane);
+                gate.acquire().await?.forget();
+                Ok::<(), Failure>(())
+            }
+        })
+    };
+    let outbox = bed.outbox().receiver(in_lane("narrow")).receiver(in_lane("wide")).build().unwrap();
+    outbox.transaction(async |tx| tx.fire_all((0..20).map(|n| Placed { n })).await).await.unwrap();
+    let relay = outbox
+        .relay()
+        .concurrency(8)
+        .lane_concurrency("narrow", 1)
+        .lane_batch_size("narrow", 3)
+        .spawn()
+        .unwrap();
+    let claimed = |key: &'static str| {
+        let bed = &bed;
+        async move {
+            let rows = bed.deliveries().await;
+            rows.iter().filter(|row| row.receiver_key == key && row.status == Status::Claimed).count()
+        }
+    };
+    until("both lanes to be full", || async {
+        started.count() >= 9 && claimed("test.wide").await == 20 && claimed("test.narrow").await >= 3
+    })
+    .await;
+    let running = |lane| started.all().iter().filter(|one| **one == lane).count();
+    assert_eq!((running("narrow"), running("wide")), (1, 8));
+    // One runs, and as many wait as the lane holds ahead.
+    assert!(claimed("test.narrow").await <= 1 + 3);
+    gate.add_permits(40);
+    until("everything", || async { started.count() == 40 }).await;
+    relay.stop().await;
+}
+
+async fn the_last_event_of_a_burst_is_not_late<S: Store>(bed: Bed<S>) {
+    let seen = Seen::default();
+    let mut settings = settings();
+    // Only wake-ups can bring these in time.
+    settings.poll_interval = Duration::from_secs(600);
+    settings.notify_coalescing = Duration::from_millis(50);
+    let outbox = bed.outbox().settings(settings).receiver(counting(&seen)).build().unwrap();
+    let relay = outbox.relay().spawn().unwrap();
+    until("the relay to listen", || async {
+        place(&outbox, 0).await;
+        seen.count() > 0
+    })
+    .await;
+    for n in 1..=20 {
+        place(&outbox, n).await;
+    }
+    until("the last of the burst", || async { seen.all().contains(&20) }).await;
+    relay.stop().await;
 }
