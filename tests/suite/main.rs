@@ -15,3 +15,4 @@ mod hooking;
 mod relaying;
 mod scoping;
 mod tasking;
+mod telling;
