@@ -26,6 +26,7 @@
 mod cancel;
 mod claim;
 pub mod history;
+mod inspect;
 mod lease;
 mod races;
 mod record;
@@ -154,6 +155,8 @@ checks! {
     settle::an_error_text_is_made_storable,
     settle::counts_are_by_receiver_and_status,
     settle::large_batches_are_settled_whole,
+    inspect::a_pause_is_seen_until_its_end_and_replaces_the_workers_own,
+    inspect::what_a_receiver_is_owed_is_read_soonest_first_without_what_is_settled,
     races::a_wake_up_reaches_who_listens,
     #[two_writers] races::a_row_settled_in_an_open_transaction_is_passed_over_by_a_claim,
     #[two_writers] races::a_renewal_does_not_wait_for_the_handlers_transaction,

@@ -203,6 +203,28 @@ fn settings_are_read_from_serde_with_every_mistake_told_at_once() {
     );
 }
 
+#[test]
+fn settings_are_read_from_the_environment() {
+    const PREFIX: &str = "OWED_TEST_SETTINGS_";
+    if std::env::var_os("OWED_TEST_SETTINGS_LEASE").is_some() {
+        // The child: its environment is the test's.
+        let read = Settings::from_env(PREFIX).unwrap();
+        assert_eq!((read.lease, read.max_attempts), (Duration::from_secs(90), 9));
+        assert_eq!(read.own_receivers, ["shop.", "till."]);
+        let wrong = Settings::from_env("OWED_TEST_SETTINGS_L").unwrap_err().to_string();
+        assert!(wrong.contains("there is no setting \"ease\""), "{wrong}");
+        return;
+    }
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "telling::settings_are_read_from_the_environment"])
+        .env("OWED_TEST_SETTINGS_LEASE", "1m 30s")
+        .env("OWED_TEST_SETTINGS_MAX_ATTEMPTS", "9")
+        .env("OWED_TEST_SETTINGS_OWN_RECEIVERS", "shop., till.")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+}
+
 /// Runs this test binary again, as a service that ends when it is told.
 #[cfg(unix)]
 mod signals {
