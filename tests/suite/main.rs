@@ -10,6 +10,7 @@ mod conforming;
 mod declaring;
 mod delivering;
 mod deploying;
+mod engines;
 mod firing;
 mod hooking;
 mod relaying;
