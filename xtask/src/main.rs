@@ -37,18 +37,50 @@ impl StoreName {
     }
 }
 
+/// A task engine that its tests can run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Engine {
+    Nats,
+    Rabbitmq,
+}
+
+impl Engine {
+    const ALL: [Engine; 2] = [Engine::Nats, Engine::Rabbitmq];
+
+    fn name(self) -> &'static str {
+        match self {
+            Engine::Nats => "nats",
+            Engine::Rabbitmq => "rabbitmq",
+        }
+    }
+
+    fn variable(self) -> &'static str {
+        match self {
+            Engine::Nats => "OWED_TEST_NATS_URL",
+            Engine::Rabbitmq => "OWED_TEST_RABBITMQ_URL",
+        }
+    }
+}
+
 #[derive(Parser)]
 #[command(about = "The project's own commands", bin_name = "cargo xtask")]
 enum Command {
     /// Runs the tests, on servers that it finds, starts or installs
     ///
-    /// A server is taken from OWED_TEST_POSTGRES_URL, OWED_TEST_MYSQL_URL or OWED_TEST_MARIADB_URL where that is
-    /// set; else from this machine's usual port; else it is started from installed binaries in a folder of its own,
-    /// and stopped again at the end; else, as root on Debian, it is installed.
+    /// A server is taken from OWED_TEST_POSTGRES_URL, OWED_TEST_MYSQL_URL, OWED_TEST_MARIADB_URL, OWED_TEST_NATS_URL
+    /// or OWED_TEST_RABBITMQ_URL where that is set; else from this machine's usual port; else it is started from
+    /// installed binaries in a folder of its own, and stopped again at the end; else, as root on Debian, it is
+    /// installed.
     Test {
         /// Runs these stores' tests alone; default: all
         #[arg(long, value_enum)]
         store: Vec<StoreName>,
+        /// Runs these task engines' tests; default: all, or none where stores are named
+        #[arg(long, value_enum)]
+        engine: Vec<Engine>,
+        /// Starts servers of its own, whatever answers on the usual ports
+        #[arg(long)]
+        private: bool,
         /// Passed on to the test programs
         #[arg(last = true)]
         rest: Vec<String>,
@@ -77,7 +109,11 @@ enum Command {
 #[derive(Subcommand)]
 enum ServiceCommand {
     /// Starts what is missing, prints the URLs, and keeps it running until Enter is pressed
-    Up,
+    Up {
+        /// Starts servers of its own, whatever answers on the usual ports
+        #[arg(long)]
+        private: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -92,18 +128,23 @@ fn main() -> ExitCode {
 
 fn go(command: Command) -> Result<()> {
     match command {
-        Command::Test { store, rest } => {
-            let stores = if store.is_empty() { StoreName::ALL.to_vec() } else { store };
-            let services = Services::up(&stores)?;
-            run::test(&stores, &services, &rest)
+        Command::Test { store, engine, private, rest } => {
+            let (stores, engines) = match (store.is_empty(), engine.is_empty()) {
+                (true, true) => (StoreName::ALL.to_vec(), Engine::ALL.to_vec()),
+                // The engines' own tests keep their rows in memory.
+                (true, false) => (vec![StoreName::Memory], engine),
+                (false, _) => (store, engine),
+            };
+            let services = Services::up(&stores, &engines, private)?;
+            run::test(&stores, &engines, &services, &rest)
         }
         Command::Lint => run::lint(),
         Command::Crash { store, kills, relays } => {
-            let services = Services::up(&[store])?;
+            let services = Services::up(&[store], &[], false)?;
             crash::run(store, &services, kills, relays)
         }
-        Command::Services { what: ServiceCommand::Up } => {
-            let services = Services::up(&StoreName::ALL)?;
+        Command::Services { what: ServiceCommand::Up { private } } => {
+            let services = Services::up(&StoreName::ALL, &Engine::ALL, private)?;
             for (variable, url) in services.variables() {
                 println!("export {variable}={url}");
             }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{Result, StoreName, services::Services};
+use crate::{Engine, Result, StoreName, services::Services};
 
 pub fn cargo(arguments: &[&str], variables: &[(String, String)]) -> Result<()> {
     println!("$ cargo {}", arguments.join(" "));
@@ -18,9 +18,9 @@ pub fn cargo(arguments: &[&str], variables: &[(String, String)]) -> Result<()> {
 /// The packages whose tests need no server.
 const PLAIN: [&str; 4] = ["owed", "owed-core", "owed-memory", "owed-sql"];
 
-pub fn test(stores: &[StoreName], services: &Services, rest: &[String]) -> Result<()> {
+pub fn test(stores: &[StoreName], engines: &[Engine], services: &Services, rest: &[String]) -> Result<()> {
     let variables = services.variables();
-    let all = stores.len() == StoreName::ALL.len();
+    let all = stores.len() == StoreName::ALL.len() && engines.len() == Engine::ALL.len();
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     let mut arguments = vec!["test"];
     if all {
@@ -53,7 +53,7 @@ pub fn test(stores: &[StoreName], services: &Services, rest: &[String]) -> Resul
         }
     }
     arguments.extend(["--features", "owed/json", "--"]);
-    let others = skipped(stores);
+    let others = skipped(stores, engines);
     let skips: Vec<&str> = others.iter().flat_map(|skip| ["--skip", skip.as_str()]).collect();
     arguments.extend(skips.iter().copied());
     arguments.extend(&rest);
@@ -64,14 +64,16 @@ pub fn test(stores: &[StoreName], services: &Services, rest: &[String]) -> Resul
     cargo(&arguments, &variables)
 }
 
-/// The modules of the stores that were not asked for: each test of a store is in a module of its name.
-fn skipped(stores: &[StoreName]) -> Vec<String> {
-    let others = StoreName::ALL.iter().filter(|store| !stores.contains(store));
-    others.map(|store| format!("{}::", store.name())).collect()
+/// The modules of the stores and engines that were not asked for: each test of one is in a module of its name.
+fn skipped(stores: &[StoreName], engines: &[Engine]) -> Vec<String> {
+    let stores = StoreName::ALL.iter().filter(|store| !stores.contains(store)).map(|store| store.name());
+    let engines = Engine::ALL.iter().filter(|engine| !engines.contains(engine)).map(|engine| engine.name());
+    stores.chain(engines).map(|name| format!("{name}::")).collect()
 }
 
 /// Each feature of `owed` on its own, since features are additive and a service picks what it needs.
-const FEATURES: [&str; 7] = ["", "memory", "sqlite", "postgres", "mysql", "json", "postgres,tls"];
+const FEATURES: [&str; 9] =
+    ["", "memory", "sqlite", "postgres", "mysql", "json", "postgres,tls", "signal,otel", "conformance"];
 
 pub fn lint() -> Result<()> {
     cargo(&["fmt", "--all", "--check"], &[])?;
@@ -86,7 +88,13 @@ pub fn lint() -> Result<()> {
         cargo(&arguments, &[])?;
     }
     cargo(
-        &["doc", "--workspace", "--no-deps", "--features", "owed/json,owed/sqlite,owed/postgres,owed/mysql"],
+        &[
+            "doc",
+            "--workspace",
+            "--no-deps",
+            "--features",
+            "owed/json,owed/sqlite,owed/postgres,owed/mysql,owed/signal,owed/otel",
+        ],
         &denied,
     )
 }

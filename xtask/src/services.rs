@@ -9,11 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Result, StoreName};
+use crate::{Engine, Result, StoreName};
 
 pub struct Services {
     urls: Vec<(StoreName, String)>,
+    engines: Vec<(Engine, String)>,
     started: Vec<Server>,
+    /// Whether what answers on a usual port is passed over.
+    private: bool,
 }
 
 struct Server {
@@ -48,8 +51,18 @@ fn variable(store: StoreName) -> Option<&'static str> {
 }
 
 impl Services {
-    pub fn up(stores: &[StoreName]) -> Result<Self> {
-        let mut services = Services { urls: Vec::new(), started: Vec::new() };
+    pub fn up(stores: &[StoreName], engines: &[Engine], private: bool) -> Result<Self> {
+        let (urls, started) = (Vec::new(), Vec::new());
+        let mut services = Services { urls, engines: Vec::new(), started, private };
+        for engine in engines {
+            let url = match (std::env::var(engine.variable()), engine) {
+                (Ok(url), _) => url,
+                (Err(_), Engine::Nats) => services.nats()?,
+                (Err(_), Engine::Rabbitmq) => services.rabbitmq()?,
+            };
+            println!("{}: {url}", engine.name());
+            services.engines.push((*engine, url));
+        }
         for store in stores {
             let Some(variable) = variable(*store) else { continue };
             let url = match std::env::var(variable) {
@@ -70,16 +83,91 @@ impl Services {
     pub fn variables(&self) -> Vec<(String, String)> {
         let named =
             self.urls.iter().filter_map(|(store, url)| Some((variable(*store)?.to_owned(), url.clone())));
-        named.collect()
+        let engines = self.engines.iter().map(|(engine, url)| (engine.variable().to_owned(), url.clone()));
+        named.chain(engines).collect()
     }
 
     pub fn url(&self, store: StoreName) -> Option<&str> {
         self.urls.iter().find(|(one, _)| *one == store).map(|(_, url)| url.as_str())
     }
 
+    fn answers(&self, port: u16) -> bool {
+        !self.private && port_answers(port)
+    }
+
+    fn nats(&mut self) -> Result<String> {
+        if self.answers(4222) {
+            return Ok("nats://127.0.0.1:4222".into());
+        }
+        let find_server = || find("nats-server", &["/usr/sbin", "/usr/local/sbin"]);
+        let server = match find_server() {
+            Some(server) => server,
+            None => {
+                apt_install("NATS", &["nats-server"])?;
+                find_server().ok_or("NATS was installed, and its nats-server is nowhere")?
+            }
+        };
+        let folder = folder("nats")?;
+        let port = free_port()?;
+        let (server, port_text, data) = (text(&server), port.to_string(), text(&folder.join("data")));
+        let serve = [&server, "-js", "-sd", &data, "-a", "127.0.0.1", "-p", &port_text];
+        self.start(&[], &serve, &folder, "NATS", || port_answers(port))?;
+        Ok(format!("nats://127.0.0.1:{port}"))
+    }
+
+    fn rabbitmq(&mut self) -> Result<String> {
+        let usual = "amqp://guest:guest@127.0.0.1:5672";
+        if self.answers(5672) {
+            return Ok(usual.into());
+        }
+        // Not the wrapper of the same name in /usr/sbin, which insists on the service's own folders.
+        let find_server = || {
+            let debian = Path::new("/usr/lib/rabbitmq/bin/rabbitmq-server");
+            if debian.is_file() {
+                Some(debian.to_owned())
+            } else {
+                find("rabbitmq-server", &["/usr/local/sbin"])
+            }
+        };
+        let server = match find_server() {
+            Some(server) => server,
+            None => {
+                apt_install("RabbitMQ", &["rabbitmq-server"])?;
+                if self.answers(5672) {
+                    return Ok(usual.into());
+                }
+                find_server().ok_or("RabbitMQ was installed, and its rabbitmq-server is nowhere")?
+            }
+        };
+        let server = text(&server);
+        let folder = folder("rabbitmq")?;
+        let user = unprivileged(&folder, "rabbitmq")?;
+        let (port, distribution) = (free_port()?, free_port()?);
+        let home = text(&folder);
+        let settings = [
+            format!("HOME={home}"),
+            format!("RABBITMQ_NODENAME=owed{port}@localhost"),
+            "RABBITMQ_NODE_IP_ADDRESS=127.0.0.1".to_owned(),
+            format!("RABBITMQ_NODE_PORT={port}"),
+            format!("RABBITMQ_DIST_PORT={distribution}"),
+            format!("RABBITMQ_MNESIA_BASE={home}/data"),
+            format!("RABBITMQ_LOG_BASE={home}/logs"),
+            format!("RABBITMQ_PID_FILE={home}/pid"),
+            format!("RABBITMQ_ENABLED_PLUGINS_FILE={home}/plugins"),
+            format!("RABBITMQ_CONF_ENV_FILE={home}/env"),
+            format!("RABBITMQ_CONFIG_FILE={home}/config"),
+        ];
+        let serve: Vec<&str> =
+            ["env"].into_iter().chain(settings.iter().map(String::as_str)).chain([server.as_str()]).collect();
+        self.start(&user, &serve, &folder, "RabbitMQ", || port_answers(port))?;
+        Ok(format!("amqp://guest:guest@127.0.0.1:{port}"))
+    }
+
     fn postgres(&mut self) -> Result<String> {
-        let bin = |folder: &Path| folder.join("initdb").exists().then(|| folder.to_owned());
-        if port_answers(5432)
+        let bin = |folder: &Path| {
+            (folder.join("initdb").exists() && folder.join("pg_isready").exists()).then(|| folder.to_owned())
+        };
+        if self.answers(5432)
             && let Some(psql) = find("psql", &[])
             && quiet(Command::new(&psql).args(["-h", "127.0.0.1", "-U", "postgres", "-w", "-c", "SELECT 1"]))
         {
@@ -89,7 +177,9 @@ impl Services {
             return Ok("postgres://postgres@127.0.0.1:5432/owed_test".into());
         }
         let installed = || {
-            let from_path = find("initdb", &[]).and_then(|path| path.parent().and_then(bin));
+            // A link to one program of an installation leads to the folder that has them all.
+            let from_path = find("initdb", &[]).and_then(|path| fs::canonicalize(path).ok());
+            let from_path = from_path.and_then(|path| path.parent().and_then(bin));
             from_path.or_else(|| versions("/usr/lib/postgresql").iter().find_map(|one| bin(&one.join("bin"))))
         };
         let bin = match installed() {
@@ -144,7 +234,7 @@ impl Services {
     }
 
     fn mariadb(&mut self) -> Result<String> {
-        if port_answers(3306)
+        if self.answers(3306)
             && let Some(client) = find("mariadb", &[])
         {
             let query = |sql: &str| {
