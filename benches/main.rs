@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use owed::{Event, Failure, Outbox, PostgresStore, Receiver, Settings, Store, Tx};
-use sea_orm::sqlx::{self, AssertSqlSafe, Executor, PgPool};
+use sea_orm::sqlx::{self, Executor, PgPool};
 use serde::{Deserialize, Serialize};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
