@@ -2,6 +2,7 @@
 //! run, round by round in turns. `cargo run --release -p owed-bench -- postgres://..`
 
 mod claim;
+mod latency;
 
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,9 @@ struct Options {
     /// scheduled and in another lane
     #[arg(long)]
     full: Option<i64>,
+    /// Measures only how long after a commit the handler starts, on an idle relay
+    #[arg(long)]
+    latency: bool,
 }
 
 #[derive(Clone, Serialize, Deserialize, Event)]
@@ -86,6 +90,9 @@ async fn main() -> Result<()> {
     let options = Options::parse();
     if let Some(settled) = options.full {
         return claim::measure(&options.url, settled.clamp(10, 1_000_000)).await;
+    }
+    if options.latency {
+        return latency::measure(&options.url, options.rounds).await;
     }
     let store = fresh(&options.url, "bench_").await?;
     println!(

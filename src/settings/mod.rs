@@ -44,7 +44,7 @@ pub struct Settings {
     /// How relays learn that something may be owed. Default [`Wake::Notify`].
     pub wake: Wake,
     /// The least time between two notifications of one process. One more is sent at its end if something
-    /// committed in between. Default 5 ms; zero sends one for each commit that finds none under way.
+    /// committed in between. Default 1 ms; zero sends one for each commit that finds none under way.
     pub notify_coalescing: Duration,
     /// The wait before retry `n` is drawn from zero up to this times `2^(n-1)`. Default 2 s.
     pub backoff_base: Duration,
@@ -79,7 +79,7 @@ impl Default for Settings {
             lease: Duration::from_secs(30),
             poll_interval: Duration::from_secs(1),
             wake: Wake::Notify,
-            notify_coalescing: Duration::from_millis(5),
+            notify_coalescing: Duration::from_millis(1),
             backoff_base: Duration::from_secs(2),
             backoff_cap: Duration::from_secs(3_600),
             max_retry_delay: Duration::from_secs(86_400),

@@ -20,6 +20,9 @@ use crate::{Statements, row};
 ///   number, it reads and sorts *all* that is due as soon as it believes that this is about as much.
 /// - `= ANY (ARRAY(..))` and the subquery with `OFFSET 0` are looked up by key. Joined, either table is read whole
 ///   and hashed from some size of batch on.
+///
+/// Its commit does not wait for the disk, and that alone: a server that crashes within the moment forgets the claim,
+/// and the row is owed as before. Whoever held it can't settle it any more.
 pub(crate) fn sql(tables: &Tables, filtered: bool) -> String {
     let (delivery, event) = (&tables.delivery, &tables.event);
     let filter = if filtered {
@@ -39,7 +42,7 @@ pub(crate) fn sql(tables: &Tables, filtered: bool) -> String {
                  LIMIT (SELECT $4::bigint)
                  FOR UPDATE SKIP LOCKED
              ) due
-             LIMIT (SELECT $4::bigint)
+             LIMIT (SELECT $4::bigint WHERE set_config('synchronous_commit', 'off', true) = 'off')
          ), taken AS (
              UPDATE {delivery} d
              SET status = 'claimed',

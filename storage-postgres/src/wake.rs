@@ -1,16 +1,14 @@
 //! Wake-ups: NOTIFY on a connection of its own, never in a caller's transaction, where it would be a lock that
 //! every committing transaction waits for.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
+use futures::FutureExt;
 use owed_core::{Listener, Signal, StoreError};
 use owed_sql::{TableNames, classify_sqlx};
 use sea_orm::sqlx::{
     self, PgPool,
     postgres::{PgListener, PgPoolOptions},
 };
-use tokio::time::timeout;
 
 /// The channel of one set of tables.
 fn channel(names: &TableNames) -> String {
@@ -61,7 +59,7 @@ impl Listener for PgWakes {
             }
             if !self.lost {
                 // What has arrived by now says the same.
-                while let Ok(notified) = timeout(Duration::ZERO, self.listener.try_recv()).await {
+                while let Some(notified) = self.listener.try_recv().now_or_never() {
                     if !matches!(notified, Ok(Some(_))) {
                         self.lost = true;
                         break;

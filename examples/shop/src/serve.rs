@@ -32,10 +32,7 @@ where
         }
         Some(Command::Relay) => {
             let outbox = events::outbox(store, shop.mail.clone())?;
-            let interrupted = async {
-                let _ = tokio::signal::ctrl_c().await;
-            };
-            outbox.relay().run_until(interrupted).await?;
+            outbox.relay().run_until(owed::shutdown()?).await?;
             Ok(true)
         }
         Some(Command::Check { json }) => {
