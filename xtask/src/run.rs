@@ -25,8 +25,18 @@ pub fn test(stores: &[StoreName], engines: &[Engine], services: &Services, rest:
     let mut arguments = vec!["test"];
     if all {
         // `owed` on its own first: what must not compile is compiled with as little as it needs.
-        let own =
-            ["test", "-p", "owed", "-p", "owed-core", "-p", "owed-memory", "--features", "owed/json", "--"];
+        let own = [
+            "test",
+            "-p",
+            "owed",
+            "-p",
+            "owed-core",
+            "-p",
+            "owed-memory",
+            "--features",
+            "owed/json,owed/signal",
+            "--",
+        ];
         cargo(&[&own[..], &rest[..]].concat(), &variables)?;
         let others = [
             "test",
