@@ -10,6 +10,10 @@ struct Misspelled {}
 struct Nameless {}
 
 #[derive(Serialize, Deserialize, Event)]
+#[event(name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")]
+struct TooLong {}
+
+#[derive(Serialize, Deserialize, Event)]
 #[event(version = 0)]
 struct Unversioned {}
 

@@ -1,6 +1,7 @@
 //! The project's own commands.
 
 mod crash;
+mod docs;
 mod run;
 mod services;
 

@@ -1,8 +1,8 @@
 //! Running cargo.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
-use crate::{Engine, Result, StoreName, services::Services};
+use crate::{Engine, Result, StoreName, docs, services::Services};
 
 pub fn cargo(arguments: &[&str], variables: &[(String, String)]) -> Result<()> {
     println!("$ cargo {}", arguments.join(" "));
@@ -87,6 +87,7 @@ const FEATURES: [&str; 9] =
 
 pub fn lint() -> Result<()> {
     cargo(&["fmt", "--all", "--check"], &[])?;
+    docs::check(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))?;
     let denied = [("RUSTDOCFLAGS".to_owned(), "-D warnings".to_owned())];
     cargo(
         &["clippy", "--workspace", "--all-targets", "--features", "owed/json", "--", "-D", "warnings"],
