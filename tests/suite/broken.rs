@@ -176,6 +176,7 @@ const FAULTS: [Fault; 5] = [
 
 mod memory {
     use super::*;
+    use crate::kept;
 
     #[test]
     fn the_suite_finds_every_fault_and_names_a_check() {
@@ -197,6 +198,23 @@ mod memory {
             let failed = std::panic::catch_unwind(run).expect_err("a broken store passed");
             let said = failed.downcast_ref::<String>().expect("a history");
             assert!(said.contains("history::replay(harness, &vec!["), "{fault:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn kept_histories_find_the_fault_that_they_are_kept_for() {
+        for fault in FAULTS {
+            let ops = match fault {
+                Fault::ClaimsEarly => kept::claimed_early(),
+                Fault::ReportsWhatItDidNotSettle => kept::settled_twice(),
+                Fault::KeepsWhatWasUndone => kept::undone(),
+                Fault::RenewsForTooLong => kept::renewed(),
+                Fault::IgnoresTheLimit => kept::limited(),
+            };
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            let replay = AssertUnwindSafe(|| runtime.block_on(history::replay(&Opens(fault), &ops)));
+            std::panic::catch_unwind(replay).expect_err("a broken store passed");
         }
     }
 }

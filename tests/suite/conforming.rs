@@ -86,6 +86,13 @@ macro_rules! conforms {
             fn random_histories_leave_the_same_rows_as_in_memory() {
                 history::run(&$harness, &history::Plan::from_env());
             }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn histories_that_found_a_fault_once_leave_the_same_rows_as_in_memory() {
+                for ops in crate::kept::all() {
+                    history::replay(&$harness, &ops).await;
+                }
+            }
         }
     )+};
 }

@@ -13,6 +13,7 @@ mod deploying;
 mod engines;
 mod firing;
 mod hooking;
+mod kept;
 mod relaying;
 mod scoping;
 mod tasking;
