@@ -439,6 +439,34 @@ async fn a_snapshot_that_cannot_see_the_earlier_event_is_told_so() {
 // --- connections --------------------------------------------------------------------------------------------
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_alone_does_not_wait_for_the_disk() {
+    let prefix = random("own_disk");
+    let builder = PostgresStore::builder(url()).prefix(&prefix).max_connections(1);
+    let store = builder.clock(ManualClock::at(now())).connect().await.unwrap();
+    store.migrate().await.unwrap();
+    let spy = format!(
+        "CREATE TABLE {prefix}spy (status text, waits text);
+         CREATE FUNCTION {prefix}spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             INSERT INTO {prefix}spy VALUES (NEW.status, current_setting('synchronous_commit'));
+             RETURN NULL;
+         END $$;
+         CREATE TRIGGER spy AFTER UPDATE ON {prefix}delivery FOR EACH ROW EXECUTE FUNCTION {prefix}spy();"
+    );
+    store.connection().execute_unprepared(&spy).await.unwrap();
+    fire(&store, &[event(&["a"])]).await;
+    let claimed = store.claim(&request(&["a"], 1)).await.unwrap();
+    assert_eq!(store.settle_all(&succeeded(claimed), now()).await.unwrap(), [Settled::Applied]);
+    let seen = |status: &str, waits: &str| {
+        format!("SELECT count(*) FROM {prefix}spy WHERE status = '{status}' AND waits = '{waits}'")
+    };
+    assert_eq!(count(store.connection(), seen("claimed", "off")).await, 1);
+    assert_eq!(count(store.connection(), seen("succeeded", "on")).await, 1);
+    store.drop_tables().await.unwrap();
+    let gone = format!("DROP FUNCTION {prefix}spy(); DROP TABLE {prefix}spy");
+    store.connection().execute_unprepared(&gone).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_turned_read_only_is_not_used_again() {
     let store = fresh(PostgresStore::builder(url()).max_connections(1)).await;
     fire(&store, &[event(&["a"])]).await;
