@@ -98,8 +98,9 @@ pub use event::{AnyEvent, Event, Subject, retention};
 pub use fire::{AfterCommit, Fire, FireAll, Fired, Joined, Savepoint, Transaction, Tx};
 pub use outbox::{Outbox, OutboxBuilder};
 pub use owed_core::{
-    Capabilities, Clock, Codec, DeliveryId, DeliveryQuery, DeliveryRow, EventId, EventQuery, EventRow,
-    ManualClock, Pause, Refused, Status, Store, StoreError, Tally, Timestamp, limits,
+    Backlog, Cancelled, Capabilities, Clock, Codec, DeliveryId, DeliveryQuery, DeliveryRow, EventId,
+    EventQuery, EventRow, ManualClock, Pause, Pruned, Refused, Reopened, Status, Store, StoreError, Tally,
+    Timestamp, limits,
 };
 pub use owed_macros::Event;
 pub use relay::{
@@ -123,8 +124,8 @@ pub use owed_sqlite::{SqliteBuilder, SqliteStore};
 /// What a [`Store`] speaks: for whoever writes one, or drives one by hand in a test.
 pub mod store {
     pub use owed_core::{
-        Claim, ClaimKey, ClaimRequest, Claimed, EventRow, Listener, NewDelivery, NewEvent, Outcome,
-        ReceiverLease, Recorded, RetentionRule, SampledClock, Settled, Settlement, SettlementColumns, Signal,
-        micros, row::target_digest,
+        Claim, ClaimKey, ClaimRequest, Claimed, EventRow, Listener, NewDelivery, NewEvent, Outcome, Prunable,
+        PruneMark, ReceiverLease, Recorded, RetentionRule, SampledClock, Settled, Settlement,
+        SettlementColumns, Signal, micros, row::target_digest,
     };
 }

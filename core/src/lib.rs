@@ -9,6 +9,7 @@
 //! | [`row`] | ids, statuses, and the rows as they are written and read |
 //! | [`claim`] | asking for work, and the claims that come back |
 //! | [`settle`] | what became of a delivery, and the columns that follow from it |
+//! | [`operate`] | what an operator does to rows: cancel, reopen, prune |
 //! | [`query`] | reading rows back: pages, filters, counts |
 //! | [`clock`] | where time comes from |
 //! | [`limits`] | how long a text or a payload may be, checked in one place for every store |
@@ -20,6 +21,7 @@ pub mod claim;
 pub mod clock;
 pub mod error;
 pub mod limits;
+pub mod operate;
 pub mod query;
 pub mod row;
 pub mod settle;
@@ -30,7 +32,8 @@ pub use claim::{Claim, ClaimKey, ClaimRequest, Claimed, ReceiverLease};
 pub use clock::{Clock, ManualClock, SampledClock, Timestamp, micros};
 pub use error::StoreError;
 pub use limits::Refused;
-pub use query::{DeliveryQuery, EventQuery, Pause, Tally};
+pub use operate::{Cancelled, Prunable, PruneMark, Pruned, Reopened};
+pub use query::{Backlog, DeliveryQuery, EventQuery, Pause, Tally};
 pub use row::{
     Codec, DeliveryId, DeliveryRow, EventId, EventRow, NewDelivery, NewEvent, Recorded, RetentionRule, Status,
 };

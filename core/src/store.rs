@@ -3,8 +3,9 @@
 use async_trait::async_trait;
 
 use crate::{
-    ClaimKey, ClaimRequest, Claimed, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Listener,
-    NewEvent, Pause, Recorded, Settled, Settlement, StoreError, Tally, Timestamp,
+    Backlog, Cancelled, ClaimKey, ClaimRequest, Claimed, DeliveryId, DeliveryQuery, DeliveryRow, EventId,
+    EventQuery, EventRow, Listener, NewDelivery, NewEvent, Pause, Prunable, PruneMark, Pruned, Recorded,
+    Reopened, Settled, Settlement, StoreError, Tally, Timestamp,
 };
 
 /// What a database can do, as data.
@@ -163,6 +164,65 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// that had ended by `since`.
     async fn pause(&self, pause: &Pause) -> Result<(), StoreError>;
 
+    // --- operate ----------------------------------------------------------------------------------------
+
+    /// Locks these events until `tx` ends, in ascending order of id whatever the order given, and reads those that
+    /// are there. Whoever cancels, requeues, reopens or prunes rows of an event holds this lock, so that they never
+    /// meet half-way; claims and settlements do not take it.
+    async fn lock_events(&self, tx: &Self::Tx, events: &[EventId]) -> Result<Vec<EventRow>, StoreError>;
+
+    /// Withdraws those of these rows that are pending or failed, in `tx`: they become `cancelled` at `now`, nothing
+    /// else about them changes, and `available_at` becomes null. A row that is claimed is counted, and left alone.
+    /// The caller has locked their events.
+    async fn cancel(
+        &self,
+        tx: &Self::Tx,
+        deliveries: &[DeliveryId],
+        now: Timestamp,
+    ) -> Result<Cancelled, StoreError>;
+
+    /// Gives those of these rows that are dead their budget back, in `tx`: pending, owed from `now`, no attempts, no
+    /// error. Says how many. The caller has locked their events.
+    async fn requeue(
+        &self,
+        tx: &Self::Tx,
+        deliveries: &[DeliveryId],
+        now: Timestamp,
+    ) -> Result<u64, StoreError>;
+
+    /// Owes these rows of one event again, in `tx`. Each is known by its receiver and target: where there is none, it
+    /// is written; one that is terminal becomes pending, with no attempts and no error, owed from the new `due_at`
+    /// (`succeeded_at` and the budget are kept); one that is owed or claimed is left alone. The caller has locked the
+    /// event.
+    async fn reopen(
+        &self,
+        tx: &Self::Tx,
+        event: EventId,
+        rows: &[NewDelivery],
+    ) -> Result<Reopened, StoreError>;
+
+    /// The windows of their own that events here have, in seconds and in ascending order. The cost follows the number
+    /// of windows, not of events.
+    async fn retention_windows(&self) -> Result<Vec<i64>, StoreError>;
+
+    /// Up to `limit` events that a prune may delete, from after `after` on, in the order of [`PruneMark`] for a window
+    /// and of ids else. Only reads. With nothing due, the cost follows neither settled history nor events of other
+    /// kinds.
+    async fn prunable(
+        &self,
+        kind: &Prunable,
+        after: Option<PruneMark>,
+        limit: u32,
+    ) -> Result<Vec<PruneMark>, StoreError>;
+
+    /// Deletes those of these events that are due, with their deliveries, at most about `rows` rows in all: the
+    /// deliveries of one event may go in several steps, and the event with the last of them.
+    ///
+    /// In one transaction: the events are locked in ascending order (those that others have locked are passed over),
+    /// *then* it is checked that they are due, the newest success of each receiver among what goes is kept (see
+    /// [`Store::last_successes`]), and they are deleted. A dedupe key is free again afterwards.
+    async fn prune(&self, kind: &Prunable, events: &[EventId], rows: u32) -> Result<Pruned, StoreError>;
+
     // --- inspect ----------------------------------------------------------------------------------------
 
     /// The pauses that end after `now`, ordered by lane and worker.
@@ -172,14 +232,36 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// not the settled rows.
     async fn owed(&self, receiver: &str, limit: u32) -> Result<Vec<DeliveryRow>, StoreError>;
 
+    /// Counts what a receiver is owed at `now`, looking at no more than `bound` rows, those that may be taken soonest
+    /// first. The cost follows the bound, not the settled rows.
+    async fn backlog(&self, receiver: &str, now: Timestamp, bound: u32) -> Result<Backlog, StoreError>;
+
+    /// How many dead letters each receiver has, in the order of their keys, looking at no more than `bound` of them.
+    /// The cost follows the bound, not the other rows.
+    async fn dead_letters(&self, bound: u32) -> Result<Vec<(String, u64)>, StoreError>;
+
     /// Counts deliveries by receiver and status, in that order. Reads the whole table.
     async fn tally(&self) -> Result<Vec<Tally>, StoreError>;
 
     /// Reads a page of events.
     async fn events(&self, query: &EventQuery) -> Result<Vec<EventRow>, StoreError>;
 
-    /// Reads a page of deliveries.
+    /// Reads a page of events as `tx` sees them.
+    async fn events_in(&self, tx: &Self::Tx, query: &EventQuery) -> Result<Vec<EventRow>, StoreError>;
+
+    /// Reads a page of deliveries. The cost of a page of dead ones follows their number, not that of the others.
     async fn deliveries(&self, query: &DeliveryQuery) -> Result<Vec<DeliveryRow>, StoreError>;
+
+    /// Reads a page of deliveries as `tx` sees them.
+    async fn deliveries_in(
+        &self,
+        tx: &Self::Tx,
+        query: &DeliveryQuery,
+    ) -> Result<Vec<DeliveryRow>, StoreError>;
+
+    /// When each receiver last succeeded, in the order of their keys: the later of what its rows say and what a prune
+    /// kept. Those that never did are not in the answer. Reads the whole table.
+    async fn last_successes(&self) -> Result<Vec<(String, Timestamp)>, StoreError>;
 
     // --- wake -------------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
-use owed_core::{Claimed, EventQuery, Outcome, Settled, Settlement, Status, Store};
+use owed_core::{
+    Claimed, EventQuery, NewEvent, Outcome, Prunable, RetentionRule, Settled, Settlement, Status, Store,
+};
 
-use super::{Bed, LEASE, owing};
+use super::{Bed, LEASE, event, new_of, owing};
 
 /// Polls a call at most `polls` times, then drops it. Answers what it came to, if it came to its end.
 async fn dropped_after<F: Future>(polls: usize, call: F) -> Option<F::Output> {
@@ -185,5 +187,40 @@ pub(super) async fn a_dropped_renewal_or_hand_back_harms_nothing<S: Store>(bed: 
         bed.pass(LEASE);
         let key = claim_all(&bed, "w", 1).await[0].claim.key().clone();
         bed.store.release(&[key], bed.now()).await.unwrap();
+    }
+}
+
+pub(super) async fn a_dropped_prune_deletes_whole_events_or_none<S: Store>(bed: Bed<S>) {
+    for polls in POLLS {
+        let consumed = |new| NewEvent { retention: RetentionRule::Settled, ..new };
+        bed.fire(&[consumed(owing(bed.now(), &["a"])), consumed(event(bed.now()))]).await;
+        let done = claim_all(&bed, "w", 1).await.remove(0).claim;
+        bed.store.settle_all(&[Settlement::new(done, Outcome::Succeeded)], bed.now()).await.unwrap();
+        let events = async || -> Vec<_> {
+            bed.store.events(&EventQuery::page(9)).await.unwrap().into_iter().map(|row| row.id).collect()
+        };
+        let ids = events().await;
+        drop(dropped_after(polls, bed.store.prune(&Prunable::Settled, &ids, 99)).await);
+        all_is_well(&bed).await;
+        // It may go on in the server for a while, and what it has locked is rightly passed over.
+        for _ in 0..3_000 {
+            bed.store.prune(&Prunable::Settled, &ids, 99).await.unwrap();
+            if events().await.is_empty() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(events().await.is_empty() && bed.rows().await.is_empty());
+        let (id, _) = new_of(&bed.fire(&[consumed(event(bed.now()))]).await[0]);
+        let tx = bed.store.begin().await.unwrap();
+        drop(dropped_after(polls, bed.store.lock_events(&tx, &[id])).await);
+        drop(tx);
+        for _ in 0..3_000 {
+            if bed.store.prune(&Prunable::Settled, &[id], 99).await.unwrap().events == 1 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(events().await.is_empty(), "a dropped lock is held for ever");
     }
 }

@@ -22,7 +22,8 @@ use std::{
 
 use owed_core::{
     Claim, ClaimKey, ClaimRequest, DeliveryId, DeliveryQuery, DeliveryRow, EventId, EventQuery, ManualClock,
-    NewDelivery, NewEvent, Outcome, ReceiverLease, Recorded, Settled, Settlement, Store, Timestamp,
+    NewDelivery, NewEvent, Outcome, Prunable, ReceiverLease, Recorded, RetentionRule, Settled, Settlement,
+    Store, Timestamp,
 };
 use owed_memory::MemoryStore;
 use proptest::{
@@ -124,6 +125,17 @@ pub enum Op {
     Expedite {
         receivers: u8,
     },
+    /// Cancels (0), requeues (1) or reopens (2) rows of one event, in a transaction of its own.
+    Operate {
+        event: u8,
+        what: u8,
+        receivers: u8,
+        delay: u8,
+    },
+    Prune {
+        kind: u8,
+        seconds: u8,
+    },
     Advance {
         milliseconds: u32,
     },
@@ -157,6 +169,10 @@ fn op() -> impl Strategy<Value = Op> {
         2 => any().prop_map(|claim| Op::HandBack { claim }),
         1 => any().prop_map(|claim| Op::Suspect { claim }),
         1 => (0..8u8).prop_map(|receivers| Op::Expedite { receivers }),
+        4 => (any(), 0..3u8, 0..8u8, 0..4u8).prop_map(
+            |(event, what, receivers, delay)| Op::Operate { event, what, receivers, delay }
+        ),
+        2 => (0..4u8, 0..60u8).prop_map(|(kind, seconds)| Op::Prune { kind, seconds }),
         5 => (0..60_000u32).prop_map(|milliseconds| Op::Advance { milliseconds }),
         1 => (0..u16::MAX).prop_map(|milliseconds| Op::GoBack { milliseconds }),
     ]
@@ -484,6 +500,10 @@ impl<S: Store> Both<S> {
                 let moved = said("expedite", self.store.expedite(&keys, now).await)?;
                 same("expedite", moved, said("expedite", self.model.expedite(&keys, now).await)?)?;
             }
+            Op::Operate { event, what, receivers, delay } => {
+                self.operate(*event, *what, *receivers, *delay).await?;
+            }
+            Op::Prune { kind, seconds } => self.prune(*kind, *seconds).await?,
             Op::Advance { milliseconds } => {
                 self.clock.advance(Duration::from_millis(u64::from(*milliseconds)))
             }
@@ -520,7 +540,14 @@ impl<S: Store> Both<S> {
             claimed_by: born_claimed.then(|| "firing".into()),
             ..owed_to(&receiver, now)
         });
-        let new = [NewEvent { dedupe_key: key.clone(), deliveries: deliveries.collect(), ..event(now) }];
+        let retention = match (receivers + delay) % 4 {
+            0 => RetentionRule::Ordinary,
+            1 => RetentionRule::Seconds(30),
+            2 => RetentionRule::Succeeded,
+            _ => RetentionRule::Settled,
+        };
+        let new =
+            [NewEvent { dedupe_key: key.clone(), deliveries: deliveries.collect(), retention, ..event(now) }];
         let (recorded, expected) = match self.slots[place].as_mut() {
             Some(slot) => {
                 slot.keys.extend(key);
@@ -564,6 +591,89 @@ impl<S: Store> Both<S> {
             }
             (recorded, expected) => Err(format!("the store says {recorded:?}, the model {expected:?}")),
         }
+    }
+
+    async fn operate(&mut self, event: u8, what: u8, receivers: u8, delay: u8) -> Result<(), String> {
+        let back = usize::from(event) % self.events.len().clamp(1, 9);
+        let Some((of_store, of_model)) = self.events.iter().rev().nth(back).map(|(a, b)| (*a, *b)) else {
+            return Ok(());
+        };
+        // Nobody else knows an event before its commit: some databases wait for it, some don't see it.
+        let known = EventQuery { ids: Some(vec![of_model]), ..EventQuery::page(1) };
+        let pruned = said("reading", self.model.events(&known).await)?.is_empty();
+        if pruned && self.slots.iter().any(Option::is_some) {
+            return Ok(());
+        }
+        let rows = self.model_rows().await?;
+        let mine: Vec<_> = rows.values().filter(|row| row.event_id == of_model).map(|row| row.id).collect();
+        if self.must_not_write() || mine.iter().any(|id| self.is_locked(*id)) {
+            return Ok(());
+        }
+        let theirs: Vec<_> =
+            self.deliveries.iter().filter(|(_, m)| mine.contains(m)).map(|(s, _)| *s).collect();
+        let now = self.clock_now();
+        let at = now + Duration::from_secs(u64::from(delay) * 20);
+        let again: Vec<_> = self.receivers(receivers).iter().map(|key| owed_to(key, at)).collect();
+        let store = said("begin", self.store.begin().await)?;
+        let model = said("begin", self.model.begin().await)?;
+        let there = said("lock_events", self.store.lock_events(&store, &[of_store]).await)?.len();
+        same(
+            "lock_events",
+            there,
+            said("lock_events", self.model.lock_events(&model, &[of_model]).await)?.len(),
+        )?;
+        match what {
+            0 => {
+                let done = said("cancel", self.store.cancel(&store, &theirs, now).await)?;
+                same("cancel", done, said("cancel", self.model.cancel(&model, &mine, now).await)?)?;
+            }
+            1 => {
+                let done = said("requeue", self.store.requeue(&store, &theirs, now).await)?;
+                same("requeue", done, said("requeue", self.model.requeue(&model, &mine, now).await)?)?;
+            }
+            _ if there > 0 => {
+                let done = said("reopen", self.store.reopen(&store, of_store, &again).await)?;
+                same("reopen", done, said("reopen", self.model.reopen(&model, of_model, &again).await)?)?;
+            }
+            _ => {}
+        }
+        said("commit", self.store.commit(store).await)?;
+        said("commit", self.model.commit(model).await)?;
+        // What was added has an id that only its store knows.
+        let of = |id| EventQuery { ids: Some(vec![id]), ..EventQuery::default() };
+        let query = |id| DeliveryQuery { of: of(id), ..DeliveryQuery::page(1_000) };
+        let there = said("reading", self.store.deliveries(&query(of_store)).await)?;
+        for expected in said("reading", self.model.deliveries(&query(of_model)).await)? {
+            let row = there
+                .iter()
+                .find(|row| (&row.receiver_key, &row.target) == (&expected.receiver_key, &expected.target))
+                .ok_or_else(|| format!("the store does not have {expected:?}"))?;
+            self.deliveries.insert(row.id, expected.id);
+        }
+        Ok(())
+    }
+
+    /// Prunes this history's events alone: there may be others' in the same tables.
+    async fn prune(&mut self, kind: u8, seconds: u8) -> Result<(), String> {
+        if self.must_not_write() {
+            return Ok(());
+        }
+        let until = self.clock_now() - Duration::from_secs(u64::from(seconds));
+        let kind = match kind {
+            0 => Prunable::Succeeded,
+            1 => Prunable::Settled,
+            2 => Prunable::Window { seconds: Some(30), until },
+            _ => Prunable::Window { seconds: None, until },
+        };
+        let (store, model): (Vec<_>, Vec<_>) = self.events.iter().map(|(a, b)| (*a, *b)).unzip();
+        let pruned = said("prune", self.store.prune(&kind, &store, 100_000).await)?;
+        same("prune", pruned, said("prune", self.model.prune(&kind, &model, 100_000).await)?)?;
+        let mine = |found: Vec<(String, Timestamp)>| -> Vec<_> {
+            found.into_iter().filter(|(key, _)| key.starts_with(&self.prefix)).collect()
+        };
+        let successes = said("last_successes", self.store.last_successes().await)?;
+        let expected = said("last_successes", self.model.last_successes().await)?;
+        same("last_successes", mine(successes), mine(expected))
     }
 
     /// The store's choice among rows that became available at one instant is free; everything else is not.

@@ -28,6 +28,7 @@ mod claim;
 pub mod history;
 mod inspect;
 mod lease;
+mod operate;
 mod races;
 mod record;
 mod settle;
@@ -157,6 +158,26 @@ checks! {
     settle::large_batches_are_settled_whole,
     inspect::a_pause_is_seen_until_its_end_and_replaces_the_workers_own,
     inspect::what_a_receiver_is_owed_is_read_soonest_first_without_what_is_settled,
+    operate::what_is_owed_is_withdrawn_and_what_is_claimed_or_settled_is_left,
+    operate::a_cancel_counts_with_its_transactions_commit,
+    operate::the_dead_alone_are_given_their_budget_back,
+    operate::what_is_terminal_is_reopened_what_is_missing_is_added_and_what_is_owed_is_left,
+    operate::a_fan_out_of_thousands_is_reopened_whole,
+    operate::locked_events_are_read_in_order_and_those_that_are_not_there_left_out,
+    #[two_writers] operate::a_lock_on_an_event_is_waited_for,
+    #[two_writers] operate::a_cancel_does_not_wait_for_the_transaction_of_a_handler,
+    operate::an_event_is_pruned_at_the_end_of_its_window_and_not_before,
+    operate::an_event_that_owes_anything_is_never_pruned,
+    operate::a_prune_keeps_the_newest_success_of_each_receiver,
+    operate::a_prune_is_bounded_and_goes_on_where_it_was,
+    operate::a_pruned_events_dedupe_key_is_free_again,
+    operate::pages_of_what_may_be_pruned_follow_each_other,
+    #[two_writers] operate::an_event_that_somebody_holds_is_passed_over_by_a_prune,
+    operate::a_backlog_is_counted_up_to_its_bound,
+    operate::dead_letters_are_counted_up_to_their_bound,
+    operate::filters_of_deliveries_hold_together,
+    operate::a_transaction_reads_what_it_has_written,
+    operate::operations_that_meet_on_the_same_rows_never_deadlock_to_the_caller,
     races::a_wake_up_reaches_who_listens,
     #[two_writers] races::a_row_settled_in_an_open_transaction_is_passed_over_by_a_claim,
     #[two_writers] races::a_renewal_does_not_wait_for_the_handlers_transaction,
@@ -170,6 +191,7 @@ checks! {
     cancel::a_dropped_claim_leaves_rows_claimed_or_free,
     cancel::a_dropped_settlement_is_written_or_not,
     cancel::a_dropped_renewal_or_hand_back_harms_nothing,
+    cancel::a_dropped_prune_deletes_whole_events_or_none,
 }
 
 async fn open<H: Harness>(harness: &H) -> Bed<H::Store> {

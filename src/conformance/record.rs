@@ -179,7 +179,7 @@ pub(super) async fn keys_are_compared_by_their_bytes<S: Store>(bed: Bed<S>) {
         let claimed = bed.claim("w", &[key], 99).await;
         assert_eq!(claimed.len(), 1, "{key:?}");
         assert_eq!(claimed[0].delivery.receiver_key, key);
-        let query = DeliveryQuery { receiver_key: Some(key.into()), ..DeliveryQuery::page(9) };
+        let query = DeliveryQuery { receivers: Some(vec![key.into()]), ..DeliveryQuery::page(9) };
         assert_eq!(bed.store.deliveries(&query).await.unwrap().len(), 1, "{key:?}");
     }
     let mut sorted: Vec<&str> = keys.to_vec();
@@ -283,10 +283,17 @@ pub(super) async fn pages_follow_each_other_and_filters_hold<S: Store>(bed: Bed<
     let store = &bed.store;
     let of = |query: DeliveryQuery| async move { store.deliveries(&query).await.unwrap() };
     let all = || DeliveryQuery::page(99);
-    assert_eq!(of(DeliveryQuery { receiver_key: Some("x".into()), ..all() }).await.len(), 13);
-    assert_eq!(of(DeliveryQuery { event_id: Some(rows[3].event_id), ..all() }).await, rows[3..4]);
-    assert_eq!(of(DeliveryQuery { status: Some(Status::Dead), ..all() }).await.len(), 0);
-    assert_eq!(of(DeliveryQuery { status: Some(Status::Pending), ..all() }).await.len(), 25);
+    assert_eq!(of(DeliveryQuery { receivers: Some(vec!["x".into()]), ..all() }).await.len(), 13);
+    assert_eq!(
+        of(DeliveryQuery {
+            of: EventQuery { ids: Some(vec![rows[3].event_id]), ..EventQuery::default() },
+            ..all()
+        })
+        .await,
+        rows[3..4]
+    );
+    assert_eq!(of(DeliveryQuery { statuses: vec![Status::Dead], ..all() }).await.len(), 0);
+    assert_eq!(of(DeliveryQuery { statuses: vec![Status::Pending], ..all() }).await.len(), 25);
     let some = DeliveryQuery { ids: Some(vec![rows[7].id, rows[2].id, rows[7].id]), ..all() };
     assert_eq!(of(some).await, [rows[2].clone(), rows[7].clone()]);
     assert!(of(DeliveryQuery { ids: Some(vec![]), ..all() }).await.is_empty());

@@ -6,10 +6,12 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
+//! | `operate` | what operators do to rows |
 //! | `tables` | the committed rows, and the index that claims read |
 //! | `tx` | transactions: layers of staged writes, and locks |
 //! | this one | [`Store`] over the two |
 
+mod operate;
 mod tables;
 mod tx;
 
@@ -20,9 +22,10 @@ use std::{
 
 use async_trait::async_trait;
 use owed_core::{
-    Capabilities, Claim, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow,
-    EventId, EventQuery, EventRow, Listener, NewEvent, Pause, Recorded, SampledClock, Settled, Settlement,
-    Signal, Status, Store, StoreError, Tally, Timestamp, limits,
+    Backlog, Cancelled, Capabilities, Claim, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId,
+    DeliveryQuery, DeliveryRow, EventId, EventQuery, EventRow, Listener, NewDelivery, NewEvent, Pause,
+    Prunable, PruneMark, Pruned, Recorded, Reopened, SampledClock, Settled, Settlement, Signal, Status,
+    Store, StoreError, Tally, Timestamp, limits,
 };
 use tokio::sync::Notify;
 
@@ -391,41 +394,100 @@ impl Store for MemoryStore {
         Ok(self.shared.state().tables.owed_receivers())
     }
 
+    async fn backlog(&self, receiver: &str, now: Timestamp, bound: u32) -> Result<Backlog, StoreError> {
+        let mut backlog = Backlog::default();
+        let state = self.shared.state();
+        let mut rows = state.tables.owed(receiver);
+        rows.by_ref().take(bound as usize).for_each(|row| backlog.count(row, now));
+        backlog.bounded = rows.next().is_some();
+        Ok(backlog)
+    }
+
+    async fn dead_letters(&self, bound: u32) -> Result<Vec<(String, u64)>, StoreError> {
+        let state = self.shared.state();
+        let dead = state.tables.deliveries.values().filter(|row| row.status == Status::Dead);
+        let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+        for row in dead.take(bound as usize) {
+            *counts.entry(row.receiver_key.clone()).or_default() += 1;
+        }
+        Ok(counts.into_iter().collect())
+    }
+
     async fn tally(&self) -> Result<Vec<Tally>, StoreError> {
         Ok(self.shared.state().tables.tally())
     }
 
     async fn events(&self, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
-        let state = self.shared.state();
-        let from = query.after.map_or(i64::MIN, |EventId(id)| id.saturating_add(1));
-        Ok(state
-            .tables
-            .events
-            .range(from..)
-            .map(|(_, row)| row)
-            .filter(|row| query.ids.as_ref().is_none_or(|ids| ids.contains(&row.id)))
-            .filter(|row| query.name.as_ref().is_none_or(|name| *name == row.name))
-            .filter(|row| query.correlation_id.is_none_or(|id| id == row.correlation_id))
-            .take(query.limit as usize)
-            .map(|row| EventRow::clone(row))
-            .collect())
+        Ok(page_of_events(&self.shared.state().tables.events, query))
+    }
+
+    async fn events_in(&self, tx: &MemoryTx, query: &EventQuery) -> Result<Vec<EventRow>, StoreError> {
+        Ok(page_of_events(&tx.events(), query))
     }
 
     async fn deliveries(&self, query: &DeliveryQuery) -> Result<Vec<DeliveryRow>, StoreError> {
-        let state = self.shared.state();
-        let from = query.after.map_or(i64::MIN, |DeliveryId(id)| id.saturating_add(1));
-        Ok(state
-            .tables
-            .deliveries
-            .range(from..)
-            .map(|(_, row)| row)
-            .filter(|row| query.ids.as_ref().is_none_or(|ids| ids.contains(&row.id)))
-            .filter(|row| query.event_id.is_none_or(|id| id == row.event_id))
-            .filter(|row| query.receiver_key.as_ref().is_none_or(|key| *key == row.receiver_key))
-            .filter(|row| query.status.is_none_or(|status| status == row.status))
-            .take(query.limit as usize)
-            .cloned()
-            .collect())
+        let Tables { deliveries, events, .. } = &self.shared.state().tables;
+        Ok(page_of_deliveries(deliveries, events, query))
+    }
+
+    async fn deliveries_in(
+        &self,
+        tx: &MemoryTx,
+        query: &DeliveryQuery,
+    ) -> Result<Vec<DeliveryRow>, StoreError> {
+        Ok(page_of_deliveries(&tx.deliveries(), &tx.events(), query))
+    }
+
+    async fn last_successes(&self) -> Result<Vec<(String, Timestamp)>, StoreError> {
+        Ok(self.shared.state().tables.last_successes())
+    }
+
+    async fn lock_events(&self, tx: &MemoryTx, events: &[EventId]) -> Result<Vec<EventRow>, StoreError> {
+        operate::lock_events(tx, events).await
+    }
+
+    async fn cancel(
+        &self,
+        tx: &MemoryTx,
+        deliveries: &[DeliveryId],
+        now: Timestamp,
+    ) -> Result<Cancelled, StoreError> {
+        operate::cancel(tx, deliveries, now).await
+    }
+
+    async fn requeue(
+        &self,
+        tx: &MemoryTx,
+        deliveries: &[DeliveryId],
+        now: Timestamp,
+    ) -> Result<u64, StoreError> {
+        operate::requeue(tx, deliveries, now).await
+    }
+
+    async fn reopen(
+        &self,
+        tx: &MemoryTx,
+        event: EventId,
+        rows: &[NewDelivery],
+    ) -> Result<Reopened, StoreError> {
+        operate::reopen(tx, event, rows).await
+    }
+
+    async fn retention_windows(&self) -> Result<Vec<i64>, StoreError> {
+        Ok(operate::retention_windows(&self.shared))
+    }
+
+    async fn prunable(
+        &self,
+        kind: &Prunable,
+        after: Option<PruneMark>,
+        limit: u32,
+    ) -> Result<Vec<PruneMark>, StoreError> {
+        Ok(operate::prunable(&self.shared, kind, after, limit))
+    }
+
+    async fn prune(&self, kind: &Prunable, events: &[EventId], rows: u32) -> Result<Pruned, StoreError> {
+        Ok(operate::prune(&self.shared, kind, events, rows))
     }
 
     async fn wake(&self) -> Result<(), StoreError> {
@@ -440,6 +502,26 @@ impl Store for MemoryStore {
     async fn detached(&self, _: u32) -> Result<Self, StoreError> {
         Ok(self.clone())
     }
+}
+
+fn page_of_events(events: &BTreeMap<i64, Arc<EventRow>>, query: &EventQuery) -> Vec<EventRow> {
+    let from = query.after.map_or(i64::MIN, |EventId(id)| id.saturating_add(1));
+    let found = events.range(from..).map(|(_, row)| row).filter(|row| query.matches(row));
+    found.take(query.limit as usize).map(|row| EventRow::clone(row)).collect()
+}
+
+fn page_of_deliveries(
+    deliveries: &BTreeMap<i64, DeliveryRow>,
+    events: &BTreeMap<i64, Arc<EventRow>>,
+    query: &DeliveryQuery,
+) -> Vec<DeliveryRow> {
+    let from = query.after.map_or(i64::MIN, |DeliveryId(id)| id.saturating_add(1));
+    let of_event = |row: &DeliveryRow| {
+        !query.needs_event() || events.get(&row.event_id.0).is_some_and(|event| query.of.matches(event))
+    };
+    let rows = deliveries.range(from..).map(|(_, row)| row);
+    let found = rows.filter(|row| query.matches(row) && of_event(row));
+    found.take(query.limit as usize).cloned().collect()
 }
 
 impl Tables {

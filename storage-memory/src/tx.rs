@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use owed_core::{DeliveryId, DeliveryRow, EventId, EventRow, NewEvent, Recorded, StoreError};
+use owed_core::{DeliveryId, DeliveryRow, EventId, EventRow, NewDelivery, NewEvent, Recorded, StoreError};
 
 use crate::Shared;
 
@@ -21,6 +21,7 @@ impl TxId {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Lock {
     Dedupe(String),
+    Event(i64),
     Delivery(i64),
 }
 
@@ -164,6 +165,35 @@ impl MemoryTx {
     pub(crate) fn delivery(&self, id: i64) -> Option<DeliveryRow> {
         let staged = self.layers().iter().rev().find_map(|layer| layer.deliveries.get(&id).cloned());
         staged.or_else(|| self.inner.shared.state().tables.deliveries.get(&id).cloned())
+    }
+
+    pub(crate) fn event(&self, id: i64) -> Option<Arc<EventRow>> {
+        let staged = self.layers().iter().rev().find_map(|layer| layer.events.get(&id).cloned());
+        staged.or_else(|| self.inner.shared.state().tables.events.get(&id).cloned())
+    }
+
+    /// Every event as this transaction sees it.
+    pub(crate) fn events(&self) -> BTreeMap<i64, Arc<EventRow>> {
+        let mut all = self.inner.shared.state().tables.events.clone();
+        for layer in self.layers().iter() {
+            all.extend(layer.events.iter().map(|(id, row)| (*id, row.clone())));
+        }
+        all
+    }
+
+    /// Every delivery as this transaction sees it.
+    pub(crate) fn deliveries(&self) -> BTreeMap<i64, DeliveryRow> {
+        let mut all = self.inner.shared.state().tables.deliveries.clone();
+        for layer in self.layers().iter() {
+            all.extend(layer.deliveries.iter().map(|(id, row)| (*id, row.clone())));
+        }
+        all
+    }
+
+    /// Writes a delivery of an event that is there.
+    pub(crate) fn insert_delivery(&self, event: &EventRow, new: &NewDelivery) {
+        let id = DeliveryId(self.inner.shared.state().tables.next_delivery());
+        self.stage_delivery(new.row(id, event.id, event.recorded_at));
     }
 
     pub(crate) fn stage_delivery(&self, row: DeliveryRow) {

@@ -11,7 +11,9 @@ use std::{
 };
 
 use owed_core::{Clock, SampledClock, Signal, Store, StoreError};
-use owed_sql::{Fresh, TableNames, classify_sqlx, fresh::TRUSTED, names::PREFIX, steps::Steps, tx::Opener};
+use owed_sql::{
+    Fresh, Operator, TableNames, classify_sqlx, fresh::TRUSTED, names::PREFIX, steps::Steps, tx::Opener,
+};
 use sea_orm::{
     DatabaseConnection, IsolationLevel, TransactionOptions,
     sqlx::{
@@ -194,6 +196,7 @@ impl MysqlBuilder {
         }
         let opener = opener(&db, ours);
         let tables = names.tables(DIALECT);
+        let operator = Operator::new(DIALECT, &names, Some(schema::dedupe(&names)));
         let steps = Steps {
             dialect: DIALECT,
             tables: tables.clone(),
@@ -208,7 +211,20 @@ impl MysqlBuilder {
             None => Time::Server(Arc::new(SampledClock::default())),
         };
         let (signal, dedupe) = (Signal::new(), schema::dedupe(&names));
-        let inner = Inner { db, opener, fresh, names, tables, dedupe, steps, time, signal, server, spacing };
+        let inner = Inner {
+            db,
+            opener,
+            fresh,
+            names,
+            tables,
+            operator,
+            dedupe,
+            steps,
+            time,
+            signal,
+            server,
+            spacing,
+        };
         let store = MysqlStore { inner: Arc::new(inner) };
         store.sync_clock().await?;
         Ok(store)

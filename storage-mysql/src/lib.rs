@@ -35,12 +35,14 @@ use std::{sync::Arc, time::Instant};
 use async_trait::async_trait;
 use chrono::NaiveDateTime;
 use owed_core::{
-    Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery,
-    EventRow, Listener, NewEvent, Pause, Recorded, SampledClock, Settled, Settlement, Signal, Store,
-    StoreError, Tally, Timestamp,
+    Backlog, Cancelled, Capabilities, ClaimKey, ClaimRequest, Claimed, Clock, DeliveryId, DeliveryQuery,
+    DeliveryRow, EventId, EventQuery, EventRow, Listener, NewDelivery, NewEvent, Pause, Prunable, PruneMark,
+    Pruned, Recorded, Reopened, SampledClock, Settled, Settlement, Signal, Store, StoreError, Tally,
+    Timestamp,
 };
 use owed_sql::{
-    Dialect, Fresh, Migrator, TableNames, Tables, classify, classify_sqlx, pause, read, retrying, settle,
+    Dialect, Fresh, Migrator, Operator, TableNames, Tables, classify, classify_sqlx, pause, read, retrying,
+    settle,
     steps::Steps,
     tx::{self, Opener},
 };
@@ -68,6 +70,7 @@ struct Inner {
     fresh: Fresh,
     names: TableNames,
     tables: Tables,
+    operator: Operator,
     /// The table of dedupe keys.
     dedupe: String,
     steps: Steps,
@@ -177,6 +180,22 @@ impl MysqlStore {
     /// If the database can't be reached.
     pub async fn explain_claim(&self, request: &ClaimRequest) -> Result<String, StoreError> {
         self.inner.steps.explain(&self.inner.db, request).await
+    }
+
+    /// How the database goes about a page of dead letters. As [`explain_claim`](Self::explain_claim).
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    pub async fn explain_dead_letters(&self) -> Result<String, StoreError> {
+        read::explain_dead(&self.inner.db, DIALECT, &self.inner.tables).await
+    }
+
+    /// How the database goes about looking for events to prune. As [`explain_claim`](Self::explain_claim).
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    pub async fn explain_prunable(&self, kind: &Prunable) -> Result<String, StoreError> {
+        self.inner.operator.explain_prunable(&self.inner.db, kind).await
     }
 
     fn migrator(&self) -> Migrator {
@@ -318,6 +337,58 @@ impl Store for MysqlStore {
         in_tx!(self, |tx| pause::record(&tx, DIALECT, &self.inner.tables, pause))
     }
 
+    async fn lock_events(
+        &self,
+        tx: &DatabaseTransaction,
+        events: &[EventId],
+    ) -> Result<Vec<EventRow>, StoreError> {
+        self.inner.fresh.noting(self.inner.operator.lock_events(tx, events).await)
+    }
+
+    async fn cancel(
+        &self,
+        tx: &DatabaseTransaction,
+        deliveries: &[DeliveryId],
+        now: Timestamp,
+    ) -> Result<Cancelled, StoreError> {
+        self.inner.fresh.noting(self.inner.operator.cancel(tx, deliveries, now).await)
+    }
+
+    async fn requeue(
+        &self,
+        tx: &DatabaseTransaction,
+        deliveries: &[DeliveryId],
+        now: Timestamp,
+    ) -> Result<u64, StoreError> {
+        self.inner.fresh.noting(self.inner.operator.requeue(tx, deliveries, now).await)
+    }
+
+    async fn reopen(
+        &self,
+        tx: &DatabaseTransaction,
+        event: EventId,
+        rows: &[NewDelivery],
+    ) -> Result<Reopened, StoreError> {
+        self.inner.fresh.noting(self.inner.operator.reopen(tx, event, rows).await)
+    }
+
+    async fn retention_windows(&self) -> Result<Vec<i64>, StoreError> {
+        self.inner.operator.retention_windows(&self.inner.db).await
+    }
+
+    async fn prunable(
+        &self,
+        kind: &Prunable,
+        after: Option<PruneMark>,
+        limit: u32,
+    ) -> Result<Vec<PruneMark>, StoreError> {
+        self.inner.operator.prunable(&self.inner.db, kind, after, limit).await
+    }
+
+    async fn prune(&self, kind: &Prunable, events: &[EventId], rows: u32) -> Result<Pruned, StoreError> {
+        in_tx!(self, |tx| self.inner.operator.prune(&tx, kind, events, rows))
+    }
+
     async fn pauses(&self, now: Timestamp) -> Result<Vec<Pause>, StoreError> {
         pause::current(&self.inner.db, DIALECT, &self.inner.tables, now).await
     }
@@ -330,6 +401,18 @@ impl Store for MysqlStore {
         read::owed_receivers(&self.inner.db, DIALECT, &self.inner.tables).await
     }
 
+    async fn backlog(&self, receiver: &str, now: Timestamp, bound: u32) -> Result<Backlog, StoreError> {
+        read::backlog(&self.inner.db, DIALECT, &self.inner.tables, receiver, now, bound).await
+    }
+
+    async fn dead_letters(&self, bound: u32) -> Result<Vec<(String, u64)>, StoreError> {
+        read::dead_letters(&self.inner.db, DIALECT, &self.inner.tables, bound).await
+    }
+
+    async fn last_successes(&self) -> Result<Vec<(String, Timestamp)>, StoreError> {
+        read::last_successes(&self.inner.db, DIALECT, &self.inner.tables).await
+    }
+
     async fn tally(&self) -> Result<Vec<Tally>, StoreError> {
         read::tally(&self.inner.db, DIALECT, &self.inner.tables).await
     }
@@ -340,6 +423,22 @@ impl Store for MysqlStore {
 
     async fn deliveries(&self, query: &DeliveryQuery) -> Result<Vec<DeliveryRow>, StoreError> {
         read::deliveries(&self.inner.db, DIALECT, &self.inner.tables, query).await
+    }
+
+    async fn events_in(
+        &self,
+        tx: &DatabaseTransaction,
+        query: &EventQuery,
+    ) -> Result<Vec<EventRow>, StoreError> {
+        read::events(tx, DIALECT, &self.inner.tables, query).await
+    }
+
+    async fn deliveries_in(
+        &self,
+        tx: &DatabaseTransaction,
+        query: &DeliveryQuery,
+    ) -> Result<Vec<DeliveryRow>, StoreError> {
+        read::deliveries(tx, DIALECT, &self.inner.tables, query).await
     }
 
     async fn wake(&self) -> Result<(), StoreError> {

@@ -187,7 +187,9 @@ async fn deliveries(
         .iter()
         .zip(found)
         .filter_map(|(event, found)| found.ok().map(|id| (event, id)))
-        .flat_map(|(event, id)| event.deliveries.iter().map(move |delivery| (event, id, delivery)))
+        .flat_map(|(event, id)| {
+            event.deliveries.iter().map(move |delivery| (id, event.recorded_at, delivery))
+        })
         .collect();
     let mut ids = Vec::with_capacity(owed.len());
     while ids.len() < owed.len() {

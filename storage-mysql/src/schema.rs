@@ -55,10 +55,12 @@ pub(crate) fn migrator(names: &TableNames, kind: Kind) -> Migrator {
                 retention_seconds BIGINT,
                 delete_when       VARCHAR(20),
                 trace_context     TEXT,
-                KEY {} (recorded_at),
+                KEY {} (retention_seconds, recorded_at),
+                KEY {} (delete_when),
                 KEY {} (correlation_id)
             ) {table}",
-            index("event_recorded"),
+            index("event_retention"),
+            index("event_consumed"),
             index("event_correlation"),
         ),
         // A table, and not a unique index of the event's: InnoDB finds a duplicate in a secondary index by a lock
@@ -78,7 +80,7 @@ pub(crate) fn migrator(names: &TableNames, kind: Kind) -> Migrator {
         // reads the event anyway, and a delivery whose event somebody deleted is dead-lettered with that said.
         //
         // There are no partial indexes. The claim's holds the settled rows as well, but with a null, which sorts
-        // before every time: a range of times never meets one.
+        // before every time: a range of times never meets one. That of dead letters holds a null for each other row.
         format!(
             "CREATE TABLE IF NOT EXISTS {delivery} (
                 id            BIGINT        NOT NULL AUTO_INCREMENT PRIMARY KEY,
@@ -97,11 +99,14 @@ pub(crate) fn migrator(names: &TableNames, kind: Kind) -> Migrator {
                 last_error    TEXT,
                 completed_at  DATETIME(6),
                 succeeded_at  DATETIME(6),
+                dead          TINYINT AS (CASE WHEN status = 'dead' THEN 1 END) VIRTUAL,
                 UNIQUE KEY {} (event_id, receiver_key, target_digest),
-                KEY {} (receiver_key, available_at)
+                KEY {} (receiver_key, available_at),
+                KEY {} (dead)
             ) {table}",
             index("delivery_owed"),
             index("delivery_claim"),
+            index("delivery_dead"),
         ),
         format!(
             "CREATE TABLE IF NOT EXISTS {success} (

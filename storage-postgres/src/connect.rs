@@ -3,7 +3,7 @@
 use std::{str::FromStr, sync::Arc};
 
 use owed_core::{Clock, SampledClock, Signal, Store, StoreError};
-use owed_sql::{Fresh, TableNames, classify_sqlx, fresh::TRUSTED, names::PREFIX, tx::Opener};
+use owed_sql::{Fresh, Operator, TableNames, classify_sqlx, fresh::TRUSTED, names::PREFIX, tx::Opener};
 use sea_orm::{
     DatabaseConnection, IsolationLevel, TransactionOptions,
     sqlx::{
@@ -103,6 +103,7 @@ impl PostgresBuilder {
         let plain = ours || isolation == READ_COMMITTED;
         let opener = opener(&db, plain);
         let tables = names.tables(DIALECT);
+        let operator = Operator::new(DIALECT, &names, None);
         let sql = Statements {
             claim: claim::sql(&tables, false),
             claim_filtered: claim::sql(&tables, true),
@@ -115,7 +116,7 @@ impl PostgresBuilder {
             None => Time::Server(Arc::new(SampledClock::default())),
         };
         let (signal, sql) = (Signal::new(), Arc::new(sql));
-        let inner = Inner { db, opener, fresh, names, tables, time, signal, version, sql };
+        let inner = Inner { db, opener, fresh, names, tables, operator, time, signal, version, sql };
         let store = PostgresStore { inner: Arc::new(inner) };
         store.sync_clock().await?;
         Ok(store)

@@ -86,6 +86,9 @@ pub(crate) fn migrator(names: &TableNames) -> Migrator {
         // thousandth of a tree's size, and costs an insert nothing.
         format!("CREATE INDEX {} ON {event} USING brin (recorded_at)", index("event_recorded")),
         format!("CREATE INDEX {} ON {event} (correlation_id)", index("event_correlation")),
+        // The prune's: by window, the ordinary one as null, then by time.
+        format!("CREATE INDEX {} ON {event} (retention_seconds, recorded_at, id)", index("event_retention")),
+        format!("CREATE INDEX {} ON {event} (id) WHERE delete_when IS NOT NULL", index("event_consumed")),
         // No foreign key to the event: it would cost a look-up and a row lock for each row written. The claim
         // joins the event anyway, and a delivery whose event somebody deleted is dead-lettered with that said.
         format!(
@@ -118,6 +121,7 @@ pub(crate) fn migrator(names: &TableNames) -> Migrator {
             "CREATE INDEX {} ON {delivery} (receiver_key, available_at, id) WHERE available_at IS NOT NULL",
             index("delivery_claim")
         ),
+        format!("CREATE INDEX {} ON {delivery} (id) WHERE status = 'dead'", index("delivery_dead")),
         // A sequence goes with its table.
         format!("ALTER SEQUENCE {event_ids} OWNED BY {event}.id"),
         format!("ALTER SEQUENCE {delivery_ids} OWNED BY {delivery}.id"),

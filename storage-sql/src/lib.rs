@@ -13,6 +13,7 @@
 //! | [`tx`] | transactions that no dropped future can leave open |
 //! | [`record`] | the INSERTs of events and deliveries |
 //! | [`row`] | rows as they are read back |
+//! | [`operate`] | cancel, requeue, reopen, prune |
 //! | [`read`] | pages, counts, and who is owed something |
 //! | [`settle`] | the conditional writes of a settlement |
 //! | [`steps`] | claims, leases and batches for a database whose UPDATE can't answer rows or take arrays |
@@ -22,6 +23,7 @@ pub mod error;
 pub mod fresh;
 pub mod migrate;
 pub mod names;
+pub mod operate;
 pub mod pause;
 pub mod read;
 pub mod record;
@@ -37,4 +39,5 @@ pub use error::{classify, classify_sqlx, retrying};
 pub use fresh::Fresh;
 pub use migrate::{Migration, Migrator};
 pub use names::{TableNames, Tables};
+pub use operate::Operator;
 pub use statement::Sql;

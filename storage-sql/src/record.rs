@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use owed_core::{EventId, NewDelivery, NewEvent, row::target_digest};
+use owed_core::{EventId, NewDelivery, NewEvent, Timestamp, row::target_digest};
 use sea_orm::Value;
 
 use crate::{Dialect, Sql, Tables};
@@ -46,11 +46,12 @@ pub fn events(dialect: Dialect, tables: &Tables, events: &[NewEvent]) -> Sql {
     sql
 }
 
-/// Writes these deliveries, each with its event. 10 values a row.
+/// Writes these deliveries, each with its event and the moment at which one that is born claimed is claimed. 10 values
+/// a row.
 pub fn deliveries<'e>(
     dialect: Dialect,
     tables: &Tables,
-    owed: impl IntoIterator<Item = (&'e NewEvent, EventId, &'e NewDelivery)>,
+    owed: impl IntoIterator<Item = (EventId, Timestamp, &'e NewDelivery)>,
 ) -> Sql {
     let mut sql = Sql::new(
         dialect,
@@ -63,14 +64,14 @@ pub fn deliveries<'e>(
     );
     // Events of one fan-out go to the same targets again and again.
     let mut digests: HashMap<&str, Vec<u8>> = HashMap::new();
-    for (n, (event, id, delivery)) in owed.into_iter().enumerate() {
+    for (n, (event, at, delivery)) in owed.into_iter().enumerate() {
         if n > 0 {
             sql.push(", ");
         }
         let born = delivery.claimed_by.as_deref();
         let digest = digests.entry(&delivery.target).or_insert_with_key(|target| target_digest(target));
         sql.list([
-            id.0.into(),
+            event.0.into(),
             (&*delivery.receiver_key).into(),
             delivery.target.as_str().into(),
             digest.clone().into(),
@@ -79,7 +80,7 @@ pub fn deliveries<'e>(
             dialect.time(Some(delivery.available_at)),
             dialect.time(Some(delivery.due_at)),
             born.map(str::to_owned).into(),
-            dialect.time(born.map(|_| event.recorded_at)),
+            dialect.time(born.map(|_| at)),
         ] as [Value; 10]);
     }
     sql

@@ -123,6 +123,23 @@ impl Sql {
         rows.map_err(|error| classify(doing, error))
     }
 
+    /// How the database goes about it, in its own words: a line for each step. Runs nothing.
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    pub async fn explain(mut self, db: &impl ConnectionTrait) -> Result<String, StoreError> {
+        self.prepend(if self.dialect == Dialect::Sqlite { "EXPLAIN QUERY PLAN " } else { "EXPLAIN " });
+        // Whichever of these the database has: the first is SQLite's, the second PostgreSQL's, the third one form of
+        // MySQL's.
+        let read = |row: &QueryResult| {
+            let columns = ["detail", "QUERY PLAN", "EXPLAIN", "table", "type", "key", "Extra"];
+            let shown = columns.map(|name| row.try_get::<String>("", name).ok());
+            Ok(shown.into_iter().flatten().collect::<Vec<_>>().join("; "))
+        };
+        let lines = self.rows(db, "asking for a plan", read).await?;
+        Ok(lines.into_iter().map(|line| line + "\n").collect())
+    }
+
     fn statement(self) -> Statement {
         Statement::from_sql_and_values(self.dialect.backend(), self.text, self.values)
     }

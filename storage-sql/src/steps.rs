@@ -146,21 +146,10 @@ impl Steps {
         tx: &impl ConnectionTrait,
         request: &ClaimRequest,
     ) -> Result<String, StoreError> {
-        let doing = "asking for the plan of a claim";
         let mut plan = String::new();
         for receiver in &request.receivers {
-            let mut sql = self.pick(request, &receiver.key, request.limit as usize);
-            sql.prepend(if self.dialect == Dialect::Sqlite { "EXPLAIN QUERY PLAN " } else { "EXPLAIN " });
-            // Whichever of these the database has: the first is SQLite's, the second one form of MySQL's.
-            let read = |row: &QueryResult| {
-                let columns = ["detail", "EXPLAIN", "type", "key", "Extra"];
-                let shown = columns.map(|name| row.try_get::<String>("", name).ok());
-                Ok(shown.into_iter().flatten().collect::<Vec<_>>().join("; "))
-            };
-            for line in sql.rows(tx, doing, read).await? {
-                plan.push_str(&line);
-                plan.push('\n');
-            }
+            let sql = self.pick(request, &receiver.key, request.limit as usize);
+            plan.push_str(&sql.explain(tx).await?);
         }
         Ok(plan)
     }

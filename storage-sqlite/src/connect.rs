@@ -4,7 +4,7 @@ use std::{str::FromStr, sync::Arc, time::Duration};
 
 use owed_core::{Clock, SampledClock, Signal, StoreError};
 use owed_sql::{
-    TableNames, classify, classify_sqlx,
+    Operator, TableNames, classify, classify_sqlx,
     names::PREFIX,
     steps::Steps,
     tx::{Opener, PATIENCE},
@@ -88,6 +88,7 @@ impl SqliteBuilder {
             write.query_one_raw(asked).await.map_err(|error| classify("asking for its version", error))?;
         let version = version.and_then(|row| row.try_get_by_index(0).ok()).unwrap_or_default();
         let tables = names.tables(DIALECT);
+        let operator = Operator::new(DIALECT, &names, None);
         let steps = Steps {
             dialect: DIALECT,
             tables: tables.clone(),
@@ -104,8 +105,18 @@ impl SqliteBuilder {
         };
         let opener = Opener::new(write.clone(), immediate, writers);
         let clock = self.clock;
-        let inner =
-            Inner { write, read, opener, names, tables, steps, clock, signal: Signal::new(), version };
+        let inner = Inner {
+            write,
+            read,
+            opener,
+            names,
+            tables,
+            operator,
+            steps,
+            clock,
+            signal: Signal::new(),
+            version,
+        };
         Ok(SqliteStore { inner: Arc::new(inner) })
     }
 }

@@ -52,7 +52,7 @@ async fn deliveries(
 ) -> Result<Vec<DeliveryId>, StoreError> {
     let mut written = Vec::with_capacity(event.deliveries.len());
     for chunk in event.deliveries.chunks(ROWS) {
-        let owed = chunk.iter().map(|delivery| (event, id, delivery));
+        let owed = chunk.iter().map(|delivery| (id, event.recorded_at, delivery));
         let mut sql = shared::deliveries(DIALECT, tables, owed);
         sql.push(" RETURNING id");
         let mut ids = ids(tx, sql, "recording deliveries").await?;

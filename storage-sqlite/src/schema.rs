@@ -35,7 +35,9 @@ pub(crate) fn migrator(names: &TableNames) -> Migrator {
             "CREATE UNIQUE INDEX {} ON {event} (dedupe_key) WHERE dedupe_key IS NOT NULL",
             index("event_dedupe")
         ),
-        format!("CREATE INDEX {} ON {event} (recorded_at)", index("event_recorded")),
+        // The prune's: by window, the ordinary one as null, then by time.
+        format!("CREATE INDEX {} ON {event} (retention_seconds, recorded_at)", index("event_retention")),
+        format!("CREATE INDEX {} ON {event} (id) WHERE delete_when IS NOT NULL", index("event_consumed")),
         format!("CREATE INDEX {} ON {event} (correlation_id)", index("event_correlation")),
         // No foreign key to the event: it would be checked for each row written, and the claim joins the event
         // anyway and finds out.
@@ -68,6 +70,7 @@ pub(crate) fn migrator(names: &TableNames) -> Migrator {
             "CREATE INDEX {} ON {delivery} (receiver_key, available_at) WHERE available_at IS NOT NULL",
             index("delivery_claim")
         ),
+        format!("CREATE INDEX {} ON {delivery} (id) WHERE status = 'dead'", index("delivery_dead")),
         format!(
             "CREATE TABLE {success} (
                 receiver_key TEXT    NOT NULL PRIMARY KEY,

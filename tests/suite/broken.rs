@@ -3,13 +3,17 @@
 use std::{panic::AssertUnwindSafe, time::Duration};
 
 use owed::{
-    Capabilities, DeliveryId, DeliveryQuery, DeliveryRow, EventQuery, EventRow, ManualClock, MemoryStore,
-    MemoryTx, Pause, Store, StoreError, Tally, Timestamp, async_trait,
+    Backlog, Cancelled, Capabilities, DeliveryId, DeliveryQuery, DeliveryRow, EventId, EventQuery, EventRow,
+    ManualClock, MemoryStore, MemoryTx, Pause, Pruned, Reopened, Store, StoreError, Tally, Timestamp,
+    async_trait,
     conformance::{
         self, Harness,
         history::{self, Plan},
     },
-    store::{ClaimKey, ClaimRequest, Claimed, Listener, NewEvent, Recorded, Settled, Settlement},
+    store::{
+        ClaimKey, ClaimRequest, Claimed, Listener, NewDelivery, NewEvent, Prunable, PruneMark, Recorded,
+        Settled, Settlement,
+    },
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +23,8 @@ enum Fault {
     KeepsWhatWasUndone,
     RenewsForTooLong,
     IgnoresTheLimit,
+    PrunesEarly,
+    ReopensEarly,
 }
 
 #[derive(Clone)]
@@ -129,6 +135,70 @@ impl Store for Broken {
         self.0.pause(pause).await
     }
 
+    async fn lock_events(&self, tx: &MemoryTx, events: &[EventId]) -> Answer<Vec<EventRow>> {
+        self.0.lock_events(tx, events).await
+    }
+
+    async fn cancel(&self, tx: &MemoryTx, rows: &[DeliveryId], now: Timestamp) -> Answer<Cancelled> {
+        self.0.cancel(tx, rows, now).await
+    }
+
+    async fn requeue(&self, tx: &MemoryTx, rows: &[DeliveryId], now: Timestamp) -> Answer<u64> {
+        self.0.requeue(tx, rows, now).await
+    }
+
+    async fn reopen(&self, tx: &MemoryTx, event: EventId, rows: &[NewDelivery]) -> Answer<Reopened> {
+        let early = Duration::from_secs(if self.1 == Fault::ReopensEarly { 1 } else { 0 });
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|row| NewDelivery { available_at: row.available_at - early, ..row.clone() })
+            .collect();
+        self.0.reopen(tx, event, &rows).await
+    }
+
+    async fn retention_windows(&self) -> Answer<Vec<i64>> {
+        self.0.retention_windows().await
+    }
+
+    async fn prunable(
+        &self,
+        kind: &Prunable,
+        after: Option<PruneMark>,
+        limit: u32,
+    ) -> Answer<Vec<PruneMark>> {
+        self.0.prunable(kind, after, limit).await
+    }
+
+    async fn prune(&self, kind: &Prunable, events: &[EventId], rows: u32) -> Answer<Pruned> {
+        let mut kind = *kind;
+        if let Prunable::Window { until, .. } = &mut kind
+            && self.1 == Fault::PrunesEarly
+        {
+            *until += Duration::from_secs(3_600);
+        }
+        self.0.prune(&kind, events, rows).await
+    }
+
+    async fn backlog(&self, receiver: &str, now: Timestamp, bound: u32) -> Answer<Backlog> {
+        self.0.backlog(receiver, now, bound).await
+    }
+
+    async fn dead_letters(&self, bound: u32) -> Answer<Vec<(String, u64)>> {
+        self.0.dead_letters(bound).await
+    }
+
+    async fn events_in(&self, tx: &MemoryTx, query: &EventQuery) -> Answer<Vec<EventRow>> {
+        self.0.events_in(tx, query).await
+    }
+
+    async fn deliveries_in(&self, tx: &MemoryTx, query: &DeliveryQuery) -> Answer<Vec<DeliveryRow>> {
+        self.0.deliveries_in(tx, query).await
+    }
+
+    async fn last_successes(&self) -> Answer<Vec<(String, Timestamp)>> {
+        self.0.last_successes().await
+    }
+
     async fn pauses(&self, now: Timestamp) -> Answer<Vec<Pause>> {
         self.0.pauses(now).await
     }
@@ -166,12 +236,14 @@ impl Store for Broken {
     }
 }
 
-const FAULTS: [Fault; 5] = [
+const FAULTS: [Fault; 7] = [
     Fault::ClaimsEarly,
     Fault::ReportsWhatItDidNotSettle,
     Fault::KeepsWhatWasUndone,
     Fault::RenewsForTooLong,
     Fault::IgnoresTheLimit,
+    Fault::PrunesEarly,
+    Fault::ReopensEarly,
 ];
 
 mod memory {
@@ -210,6 +282,8 @@ mod memory {
                 Fault::KeepsWhatWasUndone => kept::undone(),
                 Fault::RenewsForTooLong => kept::renewed(),
                 Fault::IgnoresTheLimit => kept::limited(),
+                Fault::PrunesEarly => kept::pruned(),
+                Fault::ReopensEarly => kept::reopened(),
             };
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -36,6 +36,17 @@ pub(crate) fn limited() -> Vec<Op> {
     vec![fire(5), claim(5)]
 }
 
+/// A prune that deletes before a window's end.
+pub(crate) fn pruned() -> Vec<Op> {
+    vec![fire(0), Prune { kind: 3, seconds: 5 }]
+}
+
+/// A replay that owes a row before its time.
+pub(crate) fn reopened() -> Vec<Op> {
+    let operate = |what, receivers, delay| Operate { event: 0, what, receivers, delay };
+    vec![fire(1), operate(0, 0, 0), operate(2, 1, 2)]
+}
+
 pub(crate) fn all() -> Vec<Vec<Op>> {
-    vec![claimed_early(), settled_twice(), undone(), renewed(), limited()]
+    vec![claimed_early(), settled_twice(), undone(), renewed(), limited(), pruned(), reopened()]
 }
