@@ -80,6 +80,14 @@ pub enum Error {
         /// What is wrong, with the values.
         why: String,
     },
+    /// Rows of a lane were asked for that nobody declares.
+    #[error("no receiver is declared in the lane {lane:?}; the lanes are {lanes}")]
+    NoLane {
+        /// The lane.
+        lane: String,
+        /// The lanes there are, between commas.
+        lanes: String,
+    },
     /// The store failed. [`StoreError::is_transient`] says whether trying again may work.
     #[error(transparent)]
     Store(#[from] StoreError),

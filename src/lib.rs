@@ -41,6 +41,8 @@
 //! | declare who receives it | [`Receiver`], [`state`], [`Handler`] |
 //! | fire it | [`Outbox::begin`], [`Tx::fire`], [`Fired`] |
 //! | deliver it | [`Relay`], [`Failure`], [`DeliveryContext`] |
+//! | cancel, requeue, replay, prune | [`Outbox::cancel`], [`Outbox::requeue`], [`Outbox::replay`], [`Outbox::prune`] |
+//! | see how it is | [`Outbox::health`], [`Outbox::quiet`], [`Outbox::check`] |
 //! | test a service | [`testing`] |
 //! | set the numbers | [`Settings`] |
 //! | write a store | [`Store`] |
@@ -72,6 +74,8 @@ mod declare;
 mod error;
 mod event;
 mod fire;
+mod inspect;
+mod operate;
 mod outbox;
 mod relay;
 mod scope;
@@ -96,6 +100,8 @@ pub use declare::{
 pub use error::Error;
 pub use event::{AnyEvent, Event, Subject, retention};
 pub use fire::{AfterCommit, Fire, FireAll, Fired, Joined, Savepoint, Transaction, Tx};
+pub use inspect::{Health, LaneHealth, Quiet, ReceiverHealth};
+pub use operate::{Cancel, DeliveryFilter, EventFilter, Operation, Prune, Replay, Replayed, Requeue};
 pub use outbox::{Outbox, OutboxBuilder};
 pub use owed_core::{
     Backlog, Cancelled, Capabilities, Clock, Codec, DeliveryId, DeliveryQuery, DeliveryRow, EventId,

@@ -1,6 +1,6 @@
 //! The outbox: a store, what was declared, and the settings.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use owed_core::{Pause, Store, StoreError};
 
@@ -10,6 +10,8 @@ use crate::{
     error::Error,
     event::{Event, Registration},
     fire::{Joined, Transaction, Tx},
+    inspect::{Health, Quiet},
+    operate::{Cancel, DeliveryFilter, EventFilter, Operation, Prune, Replay, Requeue},
     relay::{AroundDelivery, Handoff, Leases, Pass, Relay, TaskBackend, Waker},
     settings::Settings,
 };
@@ -276,6 +278,130 @@ impl<S: Store> Outbox<S> {
     /// It only reads.
     pub async fn pauses(&self) -> Result<Vec<Pause>, Error> {
         Ok(self.store().pauses(self.now()).await?)
+    }
+
+    /// Withdraws what is owed, so that it never runs: what is pending or waits out a backoff becomes cancelled. What a
+    /// worker holds is left to run, and counted; what is settled keeps its outcome. See [`Tx::cancel`] for part of a
+    /// transaction.
+    ///
+    /// ```
+    /// # use owed::{DeliveryFilter, Event, EventFilter, Failure, MemoryStore, Outbox, Receiver};
+    /// # use serde::{Deserialize, Serialize};
+    /// # use std::time::Duration;
+    /// # #[derive(Serialize, Deserialize, Event)] struct OfferMade { offer: i64 }
+    /// # async fn expire(_: OfferMade) -> Result<(), Failure> { Ok(()) }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let outbox = Outbox::builder(MemoryStore::new())
+    ///     .receiver(Receiver::on::<OfferMade>("shop.expire").durable().due(Duration::from_secs(3_600)).run(expire))
+    ///     .build()?;
+    /// let fired = outbox.transaction(async |tx| tx.fire(OfferMade { offer: 1 }).await).await?;
+    ///
+    /// // The offer was accepted: it must not expire.
+    /// let offer = EventFilter::ids(fired.id());
+    /// let cancelled = outbox.cancel(DeliveryFilter::of(offer).to(["shop.expire"])).await?;
+    /// assert_eq!((cancelled.cancelled, cancelled.in_flight), (1, 0));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If a lane is named that nobody declares, or the database can't be reached.
+    pub fn cancel(&self, filter: DeliveryFilter) -> Operation<'static, S, Cancel> {
+        Operation::new(self.clone(), None, Cancel::new(filter))
+    }
+
+    /// Gives dead letters their budget of attempts back, owed from now, and answers how many. Oldest first. What is
+    /// not dead is left alone.
+    ///
+    /// ```
+    /// # use owed::{DeliveryFilter, MemoryStore, Outbox};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).build()?;
+    /// let refused = DeliveryFilter::receiver("shop.receipt").error("mailbox full");
+    /// let would = outbox.requeue(refused.clone()).dry_run().await?;
+    /// let requeued = outbox.requeue(refused).per_second(100).await?;
+    /// # assert_eq!((would, requeued), (0, 0));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If a lane is named that nobody declares, or the database can't be reached.
+    pub fn requeue(&self, filter: DeliveryFilter) -> Operation<'static, S, Requeue> {
+        Operation::new(self.clone(), None, Requeue::new(filter))
+    }
+
+    /// Owes events again, to the receivers and targets that are declared now: settled deliveries are reopened, those of
+    /// receivers that had none are added, what is owed or claimed is left alone. Due times and targets are resolved
+    /// anew. Each event is a transaction of its own.
+    ///
+    /// ```
+    /// # use owed::{EventFilter, MemoryStore, Outbox};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).build()?;
+    /// // A receiver that was deployed today is given what it missed.
+    /// let missed = EventFilter::named("shop.OrderPlaced");
+    /// let replayed = outbox.replay(missed).receivers(["shop.loyalty"]).await?;
+    /// println!("{} added", replayed.added);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Owing`] if a receiver's targets or due time can't be told, such as for a payload that it can't decode:
+    /// the events before it are replayed. Else if the database can't be reached.
+    pub fn replay(&self, filter: EventFilter) -> Operation<'static, S, Replay> {
+        Operation::new(self.clone(), None, Replay::new(filter))
+    }
+
+    /// Deletes the events whose retention has ended, with their deliveries. Relays do it by themselves: see the setting
+    /// `prune_interval`.
+    ///
+    /// ```
+    /// # use owed::{MemoryStore, Outbox};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).build()?;
+    /// let pruned = outbox.prune().limit(10_000).await?;
+    /// println!("{} events and {} deliveries deleted", pruned.events, pruned.deliveries);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    pub fn prune(&self) -> Prune<S> {
+        Prune::new(self.clone())
+    }
+
+    /// How far behind the outbox is: what each receiver and each lane is owed, dead letters, pauses. Cheap at any size:
+    /// no more than 10,000 rows of each receiver are counted, and where there are more that is said.
+    ///
+    /// ```
+    /// # use owed::{MemoryStore, Outbox};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).build()?;
+    /// let health = outbox.health().await?;
+    /// if let Some(oldest) = health.total.oldest_owed {
+    ///     println!("{} owed, since {oldest}; {} dead", health.total.owed, health.dead);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    ///
+    /// # Cancel safety
+    /// It only reads.
+    pub async fn health(&self) -> Result<Health, Error> {
+        crate::inspect::health(self).await
+    }
+
+    /// The durable receivers that have succeeded at nothing within this time, or never, those that are silent for
+    /// longest first. What was pruned since counts. Reads the whole table of deliveries.
+    ///
+    /// # Errors
+    /// If the database can't be reached.
+    ///
+    /// # Cancel safety
+    /// It only reads.
+    pub async fn quiet(&self, within: Duration) -> Result<Vec<Quiet>, Error> {
+        crate::inspect::quiet(self, within).await
     }
 
     /// A relay: the loop that delivers what is owed, until it is told to stop.

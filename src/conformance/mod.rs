@@ -166,6 +166,7 @@ checks! {
     operate::locked_events_are_read_in_order_and_those_that_are_not_there_left_out,
     #[two_writers] operate::a_lock_on_an_event_is_waited_for,
     #[two_writers] operate::a_cancel_does_not_wait_for_the_transaction_of_a_handler,
+    #[two_writers] operate::a_duplicate_in_an_open_transaction_keeps_nobody_from_the_earlier_event,
     operate::an_event_is_pruned_at_the_end_of_its_window_and_not_before,
     operate::an_event_that_owes_anything_is_never_pruned,
     operate::a_prune_keeps_the_newest_success_of_each_receiver,

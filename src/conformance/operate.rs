@@ -251,6 +251,18 @@ pub(super) async fn a_cancel_does_not_wait_for_the_transaction_of_a_handler<S: S
     assert_eq!(bed.row(ids[0]).await.status, Status::Succeeded);
 }
 
+pub(super) async fn a_duplicate_in_an_open_transaction_keeps_nobody_from_the_earlier_event<S: Store>(
+    bed: Bed<S>,
+) {
+    let (_, rows) = new_of(&bed.fire(&[keyed(bed.now(), "k")]).await[0]);
+    let tx = bed.store.begin().await.unwrap();
+    let again = bed.store.record(&tx, &[keyed(bed.now(), "k")]).await.unwrap();
+    assert!(matches!(again[0], Recorded::Duplicate { .. }));
+    let cancelled = tokio::time::timeout(Duration::from_secs(20), bed.cancel(&rows)).await;
+    assert_eq!(cancelled.expect("it waits"), Cancelled::new(1, 0));
+    bed.store.commit(tx).await.unwrap();
+}
+
 pub(super) async fn an_event_is_pruned_at_the_end_of_its_window_and_not_before<S: Store>(bed: Bed<S>) {
     let kept = |retention| NewEvent { retention, ..event(bed.now()) };
     let recorded = bed

@@ -10,7 +10,12 @@ use std::{
 use owed_core::Store;
 
 use super::{After, AfterCommit, Fire, FireAll, run_after};
-use crate::{error::Error, event::Event, outbox::Outbox};
+use crate::{
+    error::Error,
+    event::Event,
+    operate::{Cancel, DeliveryFilter, EventFilter, Operation, Replay, Requeue},
+    outbox::Outbox,
+};
 
 /// A transaction to work in and to fire from, without the right to end it: what handlers are lent, and what a
 /// function that fires takes as `&Tx<S>`. [`Transaction`], [`Savepoint`] and [`Joined`] all are one.
@@ -114,6 +119,30 @@ impl<S: Store> Tx<S> {
     /// before anything is written.
     pub fn fire_all<E: Event>(&self, events: impl IntoIterator<Item = E>) -> FireAll<'_, S, E> {
         FireAll::new(self, events.into_iter().collect())
+    }
+
+    /// As [`Outbox::cancel`], as part of this transaction: it counts with its commit.
+    ///
+    /// # Cancel safety
+    /// Dropped before its end, the transaction can only be rolled back. So after an error.
+    pub fn cancel(&self, filter: DeliveryFilter) -> Operation<'_, S, Cancel> {
+        Operation::new(self.outbox().clone(), Some(self), Cancel::new(filter))
+    }
+
+    /// As [`Outbox::requeue`], as part of this transaction. Relays are woken after its commit.
+    ///
+    /// # Cancel safety
+    /// As [`Tx::cancel`].
+    pub fn requeue(&self, filter: DeliveryFilter) -> Operation<'_, S, Requeue> {
+        Operation::new(self.outbox().clone(), Some(self), Requeue::new(filter))
+    }
+
+    /// As [`Outbox::replay`], as part of this transaction. Relays are woken after its commit.
+    ///
+    /// # Cancel safety
+    /// As [`Tx::cancel`].
+    pub fn replay(&self, filter: EventFilter) -> Operation<'_, S, Replay> {
+        Operation::new(self.outbox().clone(), Some(self), Replay::new(filter))
     }
 
     /// Opens a savepoint. Until it is released or rolled back, this transaction can't be used but through it.

@@ -222,6 +222,7 @@ impl<S: Store> Relay<S> {
             // Kept open, so that lanes wait for their poll.
             helpers.spawn(async move { waker.closed().await });
         }
+        helpers.spawn(crate::operate::sweep(outbox.clone()));
         let (settler, settling) = Settler::start(outbox.clone());
         let mut serving = JoinSet::new();
         for name in &lanes {

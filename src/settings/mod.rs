@@ -70,6 +70,12 @@ pub struct Settings {
     pub codec: Codec,
     /// The most that a claim which fails backs off to. Default 15 s.
     pub claim_backoff_cap: Duration,
+    /// How long an event is kept whose type declares no retention. Default 90 days.
+    pub retention: Duration,
+    /// The most rows, of events and deliveries alike, that one transaction of a prune deletes. Default 5,000.
+    pub prune_batch: u32,
+    /// How often a relay prunes, the first time an interval after its start; zero for never. Default 1 min.
+    pub prune_interval: Duration,
 }
 
 impl Default for Settings {
@@ -90,6 +96,9 @@ impl Default for Settings {
             unknown_grace: Duration::from_secs(3_600),
             codec: Codec::Cbor,
             claim_backoff_cap: Duration::from_secs(15),
+            retention: Duration::from_secs(90 * 86_400),
+            prune_batch: 5_000,
+            prune_interval: Duration::from_secs(60),
         }
     }
 }
@@ -110,6 +119,9 @@ impl Settings {
         if !(1..=10_000).contains(&self.batch_size) {
             wrong("batch_size", format!("is {}, and must be from 1 to 10,000", self.batch_size));
         }
+        if !(1..=100_000).contains(&self.prune_batch) {
+            wrong("prune_batch", format!("is {}, and must be from 1 to 100,000", self.prune_batch));
+        }
         for (name, value) in [("max_attempts", self.max_attempts), ("max_lapses", self.max_lapses)] {
             if !(1..=i32::MAX as u32).contains(&value) {
                 wrong(name, format!("is {value}, and must be from 1 to {}", i32::MAX));
@@ -125,6 +137,8 @@ impl Settings {
             ("max_retry_delay", self.max_retry_delay, false),
             ("unknown_grace", self.unknown_grace, true),
             ("claim_backoff_cap", self.claim_backoff_cap, false),
+            ("retention", self.retention, true),
+            ("prune_interval", self.prune_interval, true),
         ] {
             if value.is_zero() && !may_be_zero {
                 wrong(name, "is zero".to_owned());

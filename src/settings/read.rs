@@ -156,6 +156,9 @@ fields!(
     unknown_grace,
     codec,
     claim_backoff_cap,
+    retention,
+    prune_batch,
+    prune_interval,
 );
 
 /// The setting whose name is most like this one, if one is.

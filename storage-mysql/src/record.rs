@@ -4,7 +4,7 @@
 //! evenly apart, and answers the first (it is a "simple insert", whatever `innodb_autoinc_lock_mode` is, as long as
 //! nobody puts a trigger on these tables); MariaDB answers all of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use owed_core::{DeliveryId, EventId, NewEvent, Recorded, StoreError};
 use owed_sql::{Sql, record as shared};
@@ -95,22 +95,33 @@ async fn duplicates(
     keyed: &[(&str, i64)],
 ) -> Result<HashMap<i64, i64>, StoreError> {
     let doing = "looking for events with these dedupe keys";
-    // Locking reads: they see what is committed now, whatever this transaction's snapshot.
+    // Locking reads see what is committed now, whatever this transaction's snapshot.
+    const NOW: &str = " LOCK IN SHARE MODE";
     let mut sql = Sql::new(
         DIALECT,
         format!(
-            "SELECT k.dedupe_key, k.event_id, e.id
-             FROM {} k FORCE INDEX (PRIMARY) LEFT JOIN {} e ON e.id = k.event_id
-             WHERE k.dedupe_key IN ",
-            inner.dedupe, inner.tables.event
+            "SELECT k.dedupe_key, k.event_id FROM {} k FORCE INDEX (PRIMARY) WHERE k.dedupe_key IN ",
+            inner.dedupe
         ),
     );
-    sql.list(keyed.iter().map(|(key, _)| *key)).push(" LOCK IN SHARE MODE");
-    let read = |row: &QueryResult| {
-        let there: Option<i64> = row.try_get_by_index(2)?;
-        Ok((row.try_get_by_index(0)?, (row.try_get_by_index(1)?, there.is_some())))
-    };
-    let mut noted: HashMap<String, (i64, bool)> = sql.rows(tx, doing, read).await?.into_iter().collect();
+    sql.list(keyed.iter().map(|(key, _)| *key)).push(NOW);
+    let read = |row: &QueryResult| Ok((row.try_get_by_index(0)?, row.try_get_by_index(1)?));
+    let found: Vec<(String, i64)> = sql.rows(tx, doing, read).await?;
+    // The events are looked at without a lock first, which operators would have to wait for; only one that this
+    // transaction can't see is looked for as it is now.
+    let mut there: HashSet<i64> = HashSet::new();
+    for lock in ["", NOW] {
+        let unseen: Vec<i64> = found.iter().map(|(_, id)| *id).filter(|id| !there.contains(id)).collect();
+        if !unseen.is_empty() {
+            let event = &inner.tables.event;
+            let mut sql =
+                Sql::new(DIALECT, format!("SELECT e.id FROM {event} e FORCE INDEX (PRIMARY) WHERE e.id IN "));
+            sql.ids(&unseen).push(lock);
+            there.extend(numbers(tx, sql, doing).await?);
+        }
+    }
+    let mut noted: HashMap<String, (i64, bool)> =
+        found.into_iter().map(|(key, id)| (key, (id, there.contains(&id)))).collect();
     let mut earlier = HashMap::new();
     for (key, id) in keyed {
         match noted.get_mut(*key) {

@@ -14,6 +14,7 @@ mod engines;
 mod firing;
 mod hooking;
 mod kept;
+mod operating;
 mod relaying;
 mod scoping;
 mod tasking;
