@@ -8,7 +8,7 @@ use owed::{
 };
 use sea_orm::{ConnectionTrait, DatabaseConnection};
 
-use crate::Result;
+use crate::{Result, operate};
 
 /// How one database spells what the filling needs.
 struct Words {
@@ -114,16 +114,21 @@ async fn compare<S: Store>(
         )
     };
     let receivers = vec![ReceiverLease { key: "bench.claimed".into(), lease: Duration::from_secs(30) }];
-    let mut medians = Vec::new();
+    let (mut medians, mut looked) = (Vec::new(), Vec::new());
     for fill in [0, settled] {
         db.execute_unprepared("DELETE FROM bench_delivery").await?;
         db.execute_unprepared("DELETE FROM bench_event").await?;
         db.execute_unprepared(&format!(
             "INSERT INTO bench_event (id, name, version, codec, payload, occurred_at, recorded_at, actor_key, actor_label, correlation_id)
              SELECT n, 'bench.Placed', 1, 'cbor', {other}, {now}, {now}, '', '', {uuid} FROM {}",
-            numbers(20_000)
+            numbers(fill.max(20_000))
         ))
         .await?;
+        // More of each than health counts, so that it counts as many on both tables.
+        for (key, at) in [("bench.scheduled", later), ("bench.other", earlier)] {
+            db.execute_unprepared(&rows(key, third, "pending", at, 12_000)).await?;
+        }
+        db.execute_unprepared(&rows("bench.dead", empty, "dead", no_time, 2_000)).await?;
         if fill > 0 {
             for sql in [
                 rows("bench.claimed", empty, "succeeded", no_time, fill),
@@ -152,6 +157,30 @@ async fn compare<S: Store>(
         }
         times.sort_unstable_by(f64::total_cmp);
         medians.push(times[times.len() / 2]);
+        looked.push(operate::looks(store).await?);
+    }
+    let first = 10_000_000;
+    let mut due = vec![format!(
+        "INSERT INTO bench_event (id, name, version, codec, payload, occurred_at, recorded_at, actor_key, actor_label, correlation_id, delete_when)
+         SELECT {first} + n, 'bench.Placed', 1, 'cbor', {other}, {now}, {now}, '', '', {uuid}, 'settled' FROM {}",
+        numbers(operate::PRUNED)
+    )];
+    for key in ["bench.x", "bench.y", "bench.z"] {
+        due.push(format!(
+            "INSERT INTO bench_delivery (event_id, receiver_key, target, target_digest, status, max_attempts, due_at, succeeded_at)
+             SELECT {first} + n, '{key}', '', {empty}, 'succeeded', 5, {now}, {now} FROM {}",
+            numbers(operate::PRUNED)
+        ));
+    }
+    operate::prune(store, db, &due, first).await?;
+    for (small, full) in looked[0].iter().zip(&looked[1]) {
+        println!(
+            "{}: {:.2} ms on a small table, {:.2} ms on the full one: ratio {:.2}",
+            small.0,
+            small.1,
+            full.1,
+            full.1 / small.1
+        );
     }
     db.execute_unprepared("DROP TABLE bench_number").await?;
     println!(

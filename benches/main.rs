@@ -3,6 +3,7 @@
 
 mod claim;
 mod latency;
+mod operate;
 
 use std::time::{Duration, Instant};
 

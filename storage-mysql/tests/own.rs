@@ -17,7 +17,8 @@ use std::{
 use futures::{future::join_all, poll};
 use owed_core::{
     ClaimRequest, Claimed, Codec, DeliveryQuery, EventQuery, ManualClock, NewDelivery, NewEvent, Outcome,
-    ReceiverLease, Recorded, RetentionRule, Settled, Settlement, Status, Store, StoreError, Timestamp,
+    Prunable, ReceiverLease, Recorded, RetentionRule, Settled, Settlement, Status, Store, StoreError,
+    Timestamp,
 };
 use owed_mysql::{MysqlBuilder, MysqlStore};
 use sea_orm::{
@@ -192,6 +193,19 @@ async fn a_claim_reads_what_it_takes_and_nothing_else(url: String) {
     let plan = store.explain_claim(&request(&["a", "b"], 100)).await.unwrap();
     assert_eq!(plan.matches(&index).count(), 2, "one for each receiver:\n{plan}");
     assert!(!plan.to_lowercase().contains("sort"), "{plan}");
+    let dead = store.explain_dead_letters().await.unwrap();
+    assert!(dead.contains(&format!("{prefix}delivery_dead")), "{dead}");
+    let until = now();
+    for (kind, index) in [
+        (Prunable::Settled, "event_consumed"),
+        (Prunable::Window { seconds: None, until }, "event_retention"),
+        (Prunable::Window { seconds: Some(60), until }, "event_retention"),
+    ] {
+        let plan = store.explain_prunable(&kind).await.unwrap();
+        assert!(plan.contains(&format!("{prefix}{index}")), "{plan}");
+        assert!(plan.contains(&format!("{prefix}delivery_owed")), "{plan}");
+        assert!(!plan.to_lowercase().contains("sort"), "{plan}");
+    }
     // One session does it all, so it has counted everything that was read: the probe, the rows by index and by
     // key twice, and their events. Not one of the 30,000 others.
     for (limit, most) in [(1, 30), (100, 1_000), (500, 5_000)] {

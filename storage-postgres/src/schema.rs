@@ -88,7 +88,10 @@ pub(crate) fn migrator(names: &TableNames) -> Migrator {
         format!("CREATE INDEX {} ON {event} (correlation_id)", index("event_correlation")),
         // The prune's: by window, the ordinary one as null, then by time.
         format!("CREATE INDEX {} ON {event} (retention_seconds, recorded_at, id)", index("event_retention")),
-        format!("CREATE INDEX {} ON {event} (id) WHERE delete_when IS NOT NULL", index("event_consumed")),
+        format!(
+            "CREATE INDEX {} ON {event} (delete_when, id) WHERE delete_when IS NOT NULL",
+            index("event_consumed")
+        ),
         // No foreign key to the event: it would cost a look-up and a row lock for each row written. The claim
         // joins the event anyway, and a delivery whose event somebody deleted is dead-lettered with that said.
         format!(

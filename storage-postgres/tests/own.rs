@@ -15,8 +15,8 @@ use std::{
 
 use futures::{future::join_all, poll};
 use owed_core::{
-    ClaimRequest, Claimed, Codec, Listener, ManualClock, NewDelivery, NewEvent, Outcome, ReceiverLease,
-    Recorded, RetentionRule, Settled, Settlement, Store, StoreError, Timestamp,
+    ClaimRequest, Claimed, Codec, Listener, ManualClock, NewDelivery, NewEvent, Outcome, Prunable,
+    ReceiverLease, Recorded, RetentionRule, Settled, Settlement, Store, StoreError, Timestamp,
 };
 use owed_postgres::{PostgresBuilder, PostgresStore};
 use sea_orm::{
@@ -160,6 +160,51 @@ async fn ballast(store: &PostgresStore, prefix: &str, rows: u32) {
         );
         store.connection().execute_unprepared(&sql).await.unwrap();
     }
+}
+
+/// What a prune may look for.
+fn prunable() -> [(Prunable, &'static str); 4] {
+    let until = now();
+    [
+        (Prunable::Succeeded, "event_consumed"),
+        (Prunable::Settled, "event_consumed"),
+        (Prunable::Window { seconds: None, until }, "event_retention"),
+        (Prunable::Window { seconds: Some(60), until }, "event_retention"),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_look_at_what_they_ask_for_and_nothing_else() {
+    let prefix = random("own");
+    let store = PostgresStore::builder(url()).prefix(&prefix).connect().await.unwrap();
+    store.migrate().await.unwrap();
+    ballast(&store, &prefix, 30_000).await;
+    let sql = format!(
+        "INSERT INTO {prefix}event (name, version, codec, payload, occurred_at, recorded_at, actor_key, actor_label,
+             correlation_id)
+         SELECT 'e', 1, 'cbor', '', now, now, '', '', gen_random_uuid()
+         FROM (SELECT timestamptz '2026-03-02 12:00Z' + n * interval '1 s' AS now FROM generate_series(1, 30000) n) x"
+    );
+    store.connection().execute_unprepared(&sql).await.unwrap();
+    let dead =
+        format!("UPDATE {prefix}delivery SET status = 'dead' WHERE id % 100 = 0 AND status = 'succeeded'");
+    store.connection().execute_unprepared(&dead).await.unwrap();
+    for analyzed in [false, true] {
+        if analyzed {
+            let sql = format!("ANALYZE {prefix}delivery; ANALYZE {prefix}event");
+            store.connection().execute_unprepared(&sql).await.unwrap();
+        }
+        for (kind, index) in prunable() {
+            let plan = store.explain_prunable(&kind).await.unwrap();
+            assert!(plan.contains(&format!("{prefix}{index}")), "analyzed: {analyzed}:\n{plan}");
+            assert!(plan.contains(&format!("{prefix}delivery_owed")), "analyzed: {analyzed}:\n{plan}");
+            assert!(!plan.contains("Seq Scan"), "analyzed: {analyzed}:\n{plan}");
+        }
+        let plan = store.explain_dead_letters().await.unwrap();
+        assert!(plan.contains(&format!("{prefix}delivery_dead")), "analyzed: {analyzed}:\n{plan}");
+        assert!(!plan.contains("Seq Scan"), "analyzed: {analyzed}:\n{plan}");
+    }
+    store.drop_tables().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

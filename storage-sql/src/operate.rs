@@ -276,8 +276,8 @@ impl Operator {
     /// Adds the condition that an event is of this kind, its deliveries left aside.
     fn of_kind(&self, sql: &mut Sql, kind: &Prunable) {
         match kind {
-            Prunable::Succeeded => sql.push("e.delete_when = 'succeeded' AND e.retention_seconds IS NULL"),
-            Prunable::Settled => sql.push("e.delete_when = 'settled' AND e.retention_seconds IS NULL"),
+            Prunable::Succeeded => sql.push("e.delete_when = 'succeeded'"),
+            Prunable::Settled => sql.push("e.delete_when = 'settled'"),
             Prunable::Window { seconds, until } => {
                 match seconds {
                     None => sql.push("e.retention_seconds IS NULL"),
@@ -294,10 +294,9 @@ impl Operator {
             Prunable::Succeeded => "'succeeded', 'cancelled'",
             Prunable::Settled | Prunable::Window { .. } => "'succeeded', 'cancelled', 'dead', 'orphaned'",
         };
-        // Looked up for one event after the other: with many of either, PostgreSQL would join the two tables whole.
-        let apart = if self.dialect == Dialect::Postgres { " OFFSET 0" } else { "" };
+        // A value and no NOT EXISTS, which MySQL and PostgreSQL turn into a join of the two tables as a whole.
         sql.push(&format!(
-            " AND NOT EXISTS (SELECT 1 FROM {} d WHERE d.event_id = e.id AND d.status NOT IN ({kept}){apart})",
+            " AND (SELECT d.id FROM {} d WHERE d.event_id = e.id AND d.status NOT IN ({kept}) LIMIT 1) IS NULL",
             self.tables.delivery
         ));
     }
@@ -344,8 +343,12 @@ impl Operator {
             }
         }
         self.unless_kept(&mut sql, kind);
-        // With the first column too, which is the same for all: PostgreSQL does not know that of a null.
-        let order = if by_time { "e.retention_seconds, e.recorded_at, e.id" } else { "e.id" };
+        let order = match (by_time, self.dialect) {
+            (false, _) => "e.id",
+            // The first column is the same for all, but PostgreSQL does not know that of a null.
+            (true, Dialect::Postgres) => "e.retention_seconds, e.recorded_at, e.id",
+            (true, Dialect::Mysql | Dialect::Sqlite) => "e.recorded_at, e.id",
+        };
         sql.push(&format!(" ORDER BY {order} LIMIT {limit}"));
         sql
     }

@@ -37,7 +37,10 @@ pub(crate) fn migrator(names: &TableNames) -> Migrator {
         ),
         // The prune's: by window, the ordinary one as null, then by time.
         format!("CREATE INDEX {} ON {event} (retention_seconds, recorded_at)", index("event_retention")),
-        format!("CREATE INDEX {} ON {event} (id) WHERE delete_when IS NOT NULL", index("event_consumed")),
+        format!(
+            "CREATE INDEX {} ON {event} (delete_when) WHERE delete_when IS NOT NULL",
+            index("event_consumed")
+        ),
         format!("CREATE INDEX {} ON {event} (correlation_id)", index("event_correlation")),
         // No foreign key to the event: it would be checked for each row written, and the claim joins the event
         // anyway and finds out.

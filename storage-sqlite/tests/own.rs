@@ -7,8 +7,8 @@ use std::{future::Future, path::PathBuf, pin::pin, process::Command, sync::Arc, 
 
 use futures::{future::join_all, poll};
 use owed_core::{
-    ClaimRequest, Claimed, Codec, DeliveryQuery, ManualClock, NewDelivery, NewEvent, Outcome, ReceiverLease,
-    Recorded, RetentionRule, Settled, Settlement, Store, Timestamp,
+    ClaimRequest, Claimed, Codec, DeliveryQuery, ManualClock, NewDelivery, NewEvent, Outcome, Prunable,
+    ReceiverLease, Recorded, RetentionRule, Settled, Settlement, Store, Timestamp,
 };
 use owed_sqlite::SqliteStore;
 use sea_orm::{ConnectionTrait, DbBackend, Statement};
@@ -115,6 +115,30 @@ async fn a_claim_reads_its_index_alone_and_in_order() {
     let plan = store.explain_claim(&request(&["a", "b"], 100)).await.unwrap();
     let search = "SEARCH d USING COVERING INDEX owed_delivery_claim (receiver_key=? AND available_at<?)";
     assert_eq!(plan, format!("{search}\n{search}\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_look_at_what_they_ask_for_and_nothing_else() {
+    let file = File::new();
+    let store = file.open().await;
+    for (kind, search) in [
+        (Prunable::Settled, "INDEX owed_event_consumed (delete_when=?"),
+        (
+            Prunable::Window { seconds: None, until: now() },
+            "INDEX owed_event_retention (retention_seconds=? AND recorded_at<?)",
+        ),
+        (
+            Prunable::Window { seconds: Some(60), until: now() },
+            "INDEX owed_event_retention (retention_seconds=? AND recorded_at<?)",
+        ),
+    ] {
+        let plan = store.explain_prunable(&kind).await.unwrap();
+        assert!(plan.contains(search), "{plan}");
+        assert!(plan.contains("SEARCH d USING INDEX owed_delivery_owed (event_id=?)"), "{plan}");
+        assert!(!plan.contains("B-TREE"), "sorted apart:\n{plan}");
+    }
+    let plan = store.explain_dead_letters().await.unwrap();
+    assert!(plan.contains("INDEX owed_delivery_dead"), "{plan}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
