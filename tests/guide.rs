@@ -21,6 +21,8 @@ pages! {
     scope in "scope"
     task_engines in "task-engines"
     versions in "versions"
+    operating in "operating"
+    retention in "retention"
     testing in "testing"
     settings in "settings"
 }
