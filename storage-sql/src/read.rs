@@ -357,10 +357,21 @@ pub async fn owed_receivers(
         );
         return Sql::new(dialect, sql).rows(db, doing, |one| one.try_get_by_index(0)).await;
     }
-    // Here the index holds the settled rows as well, as nulls. A correlated subquery would read them all; so it is
-    // hopped over for its keys (a loose index scan), and then each is asked for one row that is not null.
-    let keys = format!("SELECT DISTINCT d.receiver_key FROM {delivery} d ORDER BY d.receiver_key");
-    let keys: Vec<String> = Sql::new(dialect, keys).rows(db, doing, |one| one.try_get_by_index(0)).await?;
+    // Here the index holds the settled rows as well, as nulls. A correlated subquery would read them all, and so may a
+    // DISTINCT (whether it hops over the index hangs on statistics); so it is asked for the next key after each, and
+    // then each is asked for one row that is not null.
+    let mut keys: Vec<String> = Vec::new();
+    loop {
+        let mut sql = Sql::new(dialect, format!("SELECT MIN(d.receiver_key) FROM {delivery} d"));
+        if let Some(last) = keys.last() {
+            sql.push(" WHERE d.receiver_key > ").bind(last.as_str());
+        }
+        let next: Option<String> = sql.rows(db, doing, |one| one.try_get_by_index(0)).await?.pop().flatten();
+        match next {
+            Some(key) => keys.push(key),
+            None => break,
+        }
+    }
     let mut owed = Vec::with_capacity(keys.len());
     for chunk in keys.chunks(ASKED) {
         let mut sql = Sql::new(dialect, "SELECT ");
