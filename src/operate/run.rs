@@ -163,7 +163,8 @@ impl<S: Store, W: Work<S>> Run<'_, S, W> {
         if let Some(rate) = *per_second {
             page = page.min(rate);
             if self.seen > 0 && !*dry_run {
-                tokio::time::sleep(Duration::from_secs(1).mul_f64(f64::from(page) / f64::from(rate))).await;
+                // As long as the page before may take.
+                tokio::time::sleep(Duration::from_secs_f64(work.rows() as f64 / f64::from(rate))).await;
             }
         }
         let raw = tx.map(|tx| tx.raw());

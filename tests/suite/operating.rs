@@ -497,3 +497,19 @@ async fn a_receiver_that_has_succeeded_at_nothing_for_a_while_is_quiet<S: Store>
     outbox.replay(EventFilter::all()).receivers(["test.a"]).await.unwrap();
     assert_eq!(quiet(61).await, [("test.b".to_owned(), None)], "a replay does not forget a success");
 }
+
+/// The engine's own, so on one store, and on a clock of tokio's that goes on when nothing else is to be done.
+#[tokio::test(start_paused = true)]
+async fn an_operation_goes_no_faster_and_no_slower_than_its_rate() {
+    let outbox =
+        owed::Outbox::builder(owed::MemoryStore::new()).receiver(dying("test.a", "no")).build().unwrap();
+    outbox.transaction(async |tx| tx.fire_all((0..7).map(|n| Placed { n })).await).await.unwrap();
+    outbox.deliver_pending().await.unwrap();
+    let started = tokio::time::Instant::now();
+    assert_eq!(outbox.requeue(DeliveryFilter::all()).per_second(3).await.unwrap(), 7);
+    assert_eq!(started.elapsed().as_secs(), 2, "three at once, and at the end of each second three more");
+    outbox.cancel(DeliveryFilter::all()).await.unwrap();
+    let started = tokio::time::Instant::now();
+    assert_eq!(outbox.replay(EventFilter::all()).per_second(2).await.unwrap().reopened, 7);
+    assert_eq!(started.elapsed().as_secs(), 3, "an event at a time, half a second apart");
+}
