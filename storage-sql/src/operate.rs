@@ -378,13 +378,8 @@ impl Operator {
         events: &[EventId],
         rows: u32,
     ) -> Result<Pruned, StoreError> {
-        if self.dialect == Dialect::Postgres {
-            // A thousand look-ups by key look costly enough to be compiled, which takes a tenth of a second each time.
-            let off = Sql::new(self.dialect, "SET LOCAL jit = off");
-            off.execute(tx, "preparing to delete events").await?;
-        }
         let mut pruned = Pruned::default();
-        let mut left = (rows.max(1) as usize).max(2);
+        let mut left = rows.max(2) as usize;
         for chunk in in_order(events.iter().map(|id| id.0)).chunks(IDS) {
             if left <= 1 {
                 pruned.more = true;
